@@ -1,0 +1,121 @@
+// The deep_sands HTTP API (see the table in each function's comment): one client for one base URL and one key.
+//
+// Owns a pool of keep-alive connections on the daemon's one io_context; lives as long as the daemon. Every function is
+// safe to call from many coroutines at once (on that one thread), applies a time-out to every step, and may be
+// cancelled through Asio's cancellation slot; cancelled, it throws system_error(operation_aborted) as Asio does.
+// Everything else comes back as a `failure` value. Nothing is ever sent twice by this class, except that a GET whose
+// pooled connection turns out to be dead before one byte of the answer came is sent once more on a fresh connection.
+#pragma once
+
+#include "base/secret.hpp"
+#include "cloud/failure.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace sandboxd::cloud {
+
+// States the API is known to report (S); anything else becomes `unknown`.
+enum class sandbox_state { creating, starting, running, stopping, stopped, failed, deleted, unknown };
+
+struct sandbox_info {
+    std::string id;
+    std::string plan;
+    sandbox_state state = sandbox_state::unknown;
+    std::map<std::string, std::string> tags;
+    std::int64_t created_at = 0; // unix seconds; 0 if missing
+};
+
+struct plan_info {
+    std::string id;
+    double vcpu = 0;
+    double ram_gb = 0;
+    double disk_gb = 0;
+    double price_per_hour = 0; // US dollars
+};
+
+struct create_request {
+    std::string plan; // empty: the server's default
+    std::map<std::string, std::string> tags;
+    std::chrono::seconds timeout{0}; // idle time-out kept by the server; 0: the server's default
+};
+
+// What an exec's stream says, in order.
+struct exec_output {
+    bool is_stderr = false;
+    std::string text; // UTF-8
+};
+struct exec_heartbeat {};
+struct exec_exited {
+    int returncode = 0;
+};
+struct exec_refused {
+    std::string message; // the terminal {"error": ...} line
+};
+struct exec_cut {
+    failure why; // the stream ended without a terminal line: the outcome is unknown
+};
+using exec_event = std::variant<exec_output, exec_heartbeat, exec_exited, exec_refused, exec_cut>;
+
+// The answer of one exec, being read. Reading is on demand only, so a caller that does not call next() slows the
+// command down as a full pipe would. Destroying it before the terminal line drops the connection.
+class exec_stream {
+public:
+    virtual ~exec_stream() = default;
+    // The next event. After exec_exited, exec_refused or exec_cut there is none and next() must not be called.
+    // Waits without limit: the caller owns the deadline.
+    virtual boost::asio::awaitable<exec_event> next() = 0;
+};
+
+struct client_options {
+    std::string base_url;                               // https://host[:port][/prefix]; http only for loopback
+    std::string user_agent;                             // e.g. "deepinfra-sandboxd/0.1.0"
+    std::chrono::milliseconds connect_timeout{10'000};  // look-up, TCP connect and TLS handshake, each
+    std::chrono::milliseconds answer_timeout{30'000};   // from the last byte sent to the answer's header, and between
+                                                        // bytes of an answer's body (exec streams: header only)
+    std::chrono::milliseconds pool_idle{55'000};        // a connection idle for longer is closed, not reused
+    std::size_t max_answer = 16U << 20;                 // bytes of a JSON answer
+    std::size_t max_line = 4U << 20;                    // bytes of one NDJSON line
+};
+
+class client {
+public:
+    client(boost::asio::any_io_executor executor, client_options options);
+    ~client();
+    client(const client&) = delete;
+    client& operator=(const client&) = delete;
+
+    // Replaces the key for all later requests. Without one every call fails as `unauthorized`, nothing sent.
+    void set_key(secret key);
+
+    boost::asio::awaitable<result<std::vector<sandbox_info>>> list();          // GET /v1/sandboxes (all pages)
+    boost::asio::awaitable<result<sandbox_info>> get(std::string id);          // GET /v1/sandboxes/{id}
+    boost::asio::awaitable<result<std::string>> create(create_request request); // POST /v1/sandboxes -> sandbox id; always on
+                                                                               // a fresh connection
+    boost::asio::awaitable<result<void>> start(std::string id);                // POST /v1/sandboxes/{id}/start
+    boost::asio::awaitable<result<void>> stop(std::string id);                 // POST /v1/sandboxes/{id}/stop
+    boost::asio::awaitable<result<void>> remove(std::string id);               // DELETE /v1/sandboxes/{id}
+    boost::asio::awaitable<result<std::vector<plan_info>>> catalog();          // GET /v1/sandboxes/catalog
+    // PUT /v1/sandboxes/{id}/fs/content?path=P; at most 100 MiB.
+    boost::asio::awaitable<result<void>> put_content(std::string id, std::string path, std::string bytes);
+    // POST /v1/sandboxes/{id}/exec. `timeout` is the server's own limit (0: its default of 60 s); argv as it is, no shell.
+    boost::asio::awaitable<result<std::unique_ptr<exec_stream>>> exec(std::string id, std::vector<std::string> argv,
+                                                                      std::chrono::seconds timeout);
+
+    std::uint64_t requests() const noexcept; // sent since the start
+    std::size_t idle_connections() const noexcept;
+
+private:
+    class impl;
+    std::shared_ptr<impl> impl_;
+};
+
+} // namespace sandboxd::cloud

@@ -9,44 +9,19 @@
 
 #include "base/secret.hpp"
 #include "cloud/failure.hpp"
+#include "cloud/model.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
 namespace sandboxd::cloud {
-
-// States the API is known to report (S); anything else becomes `unknown`.
-enum class sandbox_state { creating, starting, running, stopping, stopped, failed, deleted, unknown };
-
-struct sandbox_info {
-    std::string id;
-    std::string plan;
-    sandbox_state state = sandbox_state::unknown;
-    std::map<std::string, std::string> tags;
-    std::int64_t created_at = 0; // unix seconds; 0 if missing
-};
-
-struct plan_info {
-    std::string id;
-    double vcpu = 0;
-    double ram_gb = 0;
-    double disk_gb = 0;
-    double price_per_hour = 0; // US dollars
-};
-
-struct create_request {
-    std::string plan; // empty: the server's default
-    std::map<std::string, std::string> tags;
-    std::chrono::seconds timeout{0}; // idle time-out kept by the server; 0: the server's default
-};
 
 // What an exec's stream says, in order.
 struct exec_output {

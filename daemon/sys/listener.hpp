@@ -1,0 +1,46 @@
+// The listening socket: systemd's, or our own.
+//
+// Take the instance lock first. A socket that somebody listens on is never replaced, whoever it is;
+// only a refused connection means that the file was left behind by a dead daemon. The file that we
+// made goes with the object, unless somebody has put another one there.
+#pragma once
+
+#include "sys/fd.hpp"
+#include "sys/paths.hpp"
+
+#include <filesystem>
+#include <string>
+
+namespace sandboxd::sys {
+
+class listener {
+public:
+    // systemd's socket if LISTEN_PID is this process (and takes LISTEN_* out of the environment),
+    // else one bound to `socket`. Writes the address to `<state dir>/socket`. Throws
+    // std::runtime_error or std::system_error; the text says what to do.
+    static listener open(const std::filesystem::path& socket,
+                         const std::filesystem::path& state_dir);
+
+    listener(listener&&) noexcept = default;
+    listener& operator=(listener&&) = delete;
+    // Removes the socket file if we made it and it is still the same.
+    ~listener();
+
+    // Non-blocking, close-on-exec, AF_UNIX, SOCK_STREAM, listening. The caller owns it from now on
+    // (an Asio acceptor, for example); the file stays with this object.
+    [[nodiscard]] int release_fd() noexcept { return fd_.release(); }
+    const std::filesystem::path& path() const noexcept { return path_; }
+    bool from_systemd() const noexcept { return !pin_; }
+
+private:
+    listener(unique_fd fd, std::filesystem::path path, unique_fd pin)
+        : fd_(std::move(fd)), path_(std::move(path)), pin_(std::move(pin)) {}
+
+    unique_fd fd_;
+    std::filesystem::path path_;
+    // O_PATH descriptor of the socket file, which keeps its inode number from being given to
+    // another. None: not ours.
+    unique_fd pin_;
+};
+
+} // namespace sandboxd::sys

@@ -1,0 +1,14 @@
+#include "core/backoff.hpp"
+
+#include <algorithm>
+
+namespace sandboxd::core {
+
+milliseconds backoff::next() noexcept {
+    const milliseconds delay = next_;
+    const auto grown = static_cast<milliseconds::rep>(static_cast<double>(next_.count()) * factor_);
+    next_ = std::min(maximum_, milliseconds(grown));
+    return delay;
+}
+
+} // namespace sandboxd::core

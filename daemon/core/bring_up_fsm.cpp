@@ -1,0 +1,327 @@
+#include "core/bring_up_fsm.hpp"
+
+#include "core/cloud_error.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::core {
+namespace {
+
+using kind = cloud::failure_kind;
+
+} // namespace
+
+bring_up_fsm::bring_up_fsm(sandbox_record& record, std::string seed, std::string instance, bring_up_limits limits)
+    : record_(record), seed_(std::move(seed)), instance_(std::move(instance)), limits_(limits) {}
+
+bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
+    if (record_.create_pending) {
+        return look_up(listing::by_tag);
+    }
+    if (record_.sandbox_id.empty()) {
+        return new_creation();
+    }
+    if (record_.state == life_state::running) {
+        return act(action::done);
+    }
+    fresh_ = record_.state == life_state::creating;
+    return act(action::get);
+}
+
+bring_up_fsm::step bring_up_fsm::new_creation() {
+    if (creates_ == limits_.creates) {
+        return fail({error_name::boot_failed, "the platform could not boot a sandbox, " + std::to_string(creates_) +
+                                                  " times in a row; what it had made was deleted again"});
+    }
+    ++creates_;
+    record_.creation_id = seed_ + "-" + std::to_string(creates_);
+    record_.attempt = 1;
+    record_.create_pending = true;
+    record_.sandbox_id.clear();
+    record_.state = life_state::creating;
+    record_.created_at = 0;
+    fresh_ = true;
+    boot_since_.reset();
+    doing_ = "creating the sandbox";
+    return save_then(action::create, true);
+}
+
+bring_up_fsm::step bring_up_fsm::on_saved(milliseconds) { return act(after_save_); }
+
+bring_up_fsm::step bring_up_fsm::on_save_failed(milliseconds, std::string_view why) {
+    if (!save_is_critical_) {
+        return act(after_save_); // the intent is on disk: the tag finds the sandbox again
+    }
+    record_.create_pending = false;
+    record_.state = life_state::absent;
+    return fail({error_name::internal_error,
+                 "the intent to create a sandbox could not be written down, so nothing was created: " + std::string(why),
+                 "Make the state directory writable and its disk not full, then try again."});
+}
+
+bring_up_fsm::step bring_up_fsm::on_create(milliseconds now, const cloud::result<std::string>& created) {
+    if (created.has_value()) {
+        all_well();
+        record_.sandbox_id = *created;
+        record_.create_pending = false;
+        created_ = true;
+        doing_ = "waiting for the new sandbox to boot";
+        boot_since_ = now;
+        return save_then(action::get, false);
+    }
+    const cloud::failure& failure = created.error();
+    if (failure.effect_unknown()) {
+        doubt_ = failure;
+        return look_up(listing::by_tag);
+    }
+    if (failure.kind == kind::unreachable || failure.kind == kind::rate_limited) {
+        return trouble(now, failure, action::create); // certainly nothing was made: the same attempt may be sent again
+    }
+    record_.create_pending = false;
+    record_.state = life_state::absent;
+    rpc_error error = error_from(failure, doing_);
+    if (failure.kind == kind::bad_request && !record_.plan.empty()) {
+        error = {error_name::unknown_plan, error.what() + std::string(" (plan '") + record_.plan + "')"};
+    }
+    return fail(std::move(error));
+}
+
+bring_up_fsm::step bring_up_fsm::look_up(listing purpose) {
+    listing_ = purpose;
+    if (purpose == listing::by_tag) {
+        absences_ = 0;
+        doing_ = "looking for the sandbox of a create whose answer was lost";
+    }
+    return act(action::list);
+}
+
+bring_up_fsm::step bring_up_fsm::on_list(milliseconds now,
+                                         const cloud::result<std::vector<cloud::sandbox_info>>& listed) {
+    if (!listed.has_value()) {
+        return trouble(now, listed.error(), action::list);
+    }
+    all_well();
+    if (listing_ == listing::by_tag) {
+        return on_tag_listed(now, *listed);
+    }
+    const auto found = std::find_if(listed->begin(), listed->end(),
+                                    [&](const auto& each) { return each.id == record_.sandbox_id; });
+    return found == listed->end() ? gone() : seen(now, *found);
+}
+
+bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all) {
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& each) {
+        return is_ours(each) && each.state != cloud::sandbox_state::deleted;
+    });
+    if (found != all.end()) {
+        record_.sandbox_id = found->id;
+        record_.created_at = found->created_at;
+        record_.create_pending = false;
+        created_ = true;
+        fresh_ = true;
+        doing_ = "waiting for the new sandbox to boot";
+        boot_since_ = now;
+        return save_then(action::get, false);
+    }
+    if (++absences_ < 2) {
+        return wait_then(action::list, limits_.look_up_gap);
+    }
+    if (doubt_ && doubt_->kind == kind::no_capacity) {
+        record_.create_pending = false;
+        record_.state = life_state::absent;
+        return fail(error_from(*doubt_, "creating the sandbox"));
+    }
+    if (creates_ == limits_.creates) {
+        // The intent stays open: should the sandbox turn up after all, the next bring-up finds it by its tag.
+        return fail({error_name::outcome_unknown,
+                     "creating the sandbox was answered with an error " + std::to_string(creates_) +
+                         " times and no sandbox has turned up; the intent stays open"});
+    }
+    ++creates_;
+    ++record_.attempt;
+    record_.create_pending = true;
+    record_.state = life_state::creating;
+    fresh_ = true;
+    doing_ = "creating the sandbox";
+    return save_then(action::create, true);
+}
+
+// Any attempt of this creation id counts: an earlier one may have turned up late.
+bool bring_up_fsm::is_ours(const cloud::sandbox_info& info) const {
+    const auto value = [&](std::string_view name) -> std::string_view {
+        const auto found = info.tags.find(std::string(name));
+        return found == info.tags.end() ? std::string_view{} : std::string_view(found->second);
+    };
+    return value(tag::owner) == tag::owner_value && value(tag::instance) == instance_ &&
+           value(tag::creation).starts_with(record_.creation_id + ".");
+}
+
+bring_up_fsm::step bring_up_fsm::on_get(milliseconds now, const cloud::result<cloud::sandbox_info>& got) {
+    if (got.has_value()) {
+        all_well();
+        return seen(now, *got);
+    }
+    if (got.error().kind == kind::not_found) {
+        return look_up(listing::verify_gone);
+    }
+    return trouble(now, got.error(), action::get);
+}
+
+bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_info& info) {
+    if (info.created_at != 0) {
+        record_.created_at = info.created_at;
+    }
+    const life_state state = life_state_of(info.state);
+    switch (state) {
+    case life_state::running: return running();
+    case life_state::absent: return gone();
+    case life_state::failed: return boot_failed(now, "the platform reports it as failed");
+    case life_state::stopped:
+        if (!record_.persistent) {
+            doing_ = "deleting a stopped one-session sandbox"; // never resumed: it promised to forget
+            return act(action::remove);
+        }
+        record_.state = life_state::stopped;
+        doing_ = "starting the sandbox";
+        return act(action::start);
+    default: return booting(now, state);
+    }
+}
+
+bring_up_fsm::step bring_up_fsm::booting(milliseconds now, life_state state) {
+    if (!boot_since_) {
+        boot_since_ = now;
+    }
+    if (now - *boot_since_ >= limits_.boot) {
+        return boot_failed(now, "it was still '" + std::string(to_string(state)) + "' after " +
+                                    std::to_string(limits_.boot.count() / 1000) + " s");
+    }
+    if (state != life_state::unknown) {
+        record_.state = state;
+    }
+    if (state == life_state::stopping) {
+        doing_ = "waiting for the sandbox to stop, so that it can be started";
+    } else if (state == life_state::starting) {
+        doing_ = "waiting for the sandbox to start";
+        resumed_ = resumed_ || !fresh_;
+    }
+    return wait_then(action::get, poll_.next());
+}
+
+bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how) {
+    boot_since_.reset();
+    if (fresh_) {
+        doing_ = "deleting a sandbox that did not boot";
+        return act(action::remove);
+    }
+    // It may hold somebody's files: starting it once more is harmless, deleting it would not be.
+    if (restarts_ == 0) {
+        ++restarts_;
+        doing_ = "starting the sandbox once more";
+        return act(action::start);
+    }
+    record_.state = life_state::failed;
+    rpc_error error(error_name::boot_failed, "the sandbox did not start: " + std::string(how),
+                    "Its files are kept. Try again later; `deepinfra-sandboxd terminate` deletes it and lets the next "
+                    "command make a new one.");
+    error.sandbox_id = record_.sandbox_id;
+    return fail(std::move(error));
+}
+
+bring_up_fsm::step bring_up_fsm::on_start(milliseconds now, const cloud::result<void>& started) {
+    if (started.has_value()) {
+        all_well();
+        resumed_ = true;
+        record_.state = life_state::starting;
+        doing_ = "waiting for the sandbox to start";
+        boot_since_ = now;
+        poll_.reset();
+        return wait_then(action::get, poll_.next());
+    }
+    const cloud::failure& failure = started.error();
+    if (failure.kind == kind::not_found) {
+        return look_up(listing::verify_gone);
+    }
+    if (failure.kind == kind::conflict) {
+        // Its state has changed meanwhile: whatever it is now decides.
+        if (!boot_since_) {
+            boot_since_ = now;
+        }
+        if (now - *boot_since_ >= limits_.boot) {
+            return boot_failed(now, "starting it was refused all the time: " + failure.message);
+        }
+        return wait_then(action::get, poll_.next());
+    }
+    if (failure.effect_unknown() && failure.kind != kind::no_capacity) {
+        return trouble(now, failure, action::get); // its state tells whether the start took effect
+    }
+    return trouble(now, failure, action::start);
+}
+
+bring_up_fsm::step bring_up_fsm::on_remove(milliseconds now, const cloud::result<void>& removed) {
+    if (!removed.has_value() && removed.error().kind != kind::not_found) {
+        return trouble(now, removed.error(), action::remove);
+    }
+    all_well();
+    return new_creation();
+}
+
+bring_up_fsm::step bring_up_fsm::running() {
+    if (record_.state != life_state::running) {
+        record_.state = life_state::running;
+        ++record_.generation;
+    }
+    return save_then(action::done, false);
+}
+
+bring_up_fsm::step bring_up_fsm::gone() {
+    // One that was made just now and vanished at once held nothing.
+    state_lost_ = state_lost_ || !fresh_;
+    return new_creation();
+}
+
+bring_up_fsm::step bring_up_fsm::on_waited(milliseconds) { return act(after_wait_); }
+
+bring_up_fsm::step bring_up_fsm::save_then(action next, bool critical) {
+    after_save_ = next;
+    save_is_critical_ = critical;
+    return act(action::save);
+}
+
+bring_up_fsm::step bring_up_fsm::wait_then(action next, milliseconds delay) {
+    after_wait_ = next;
+    return {action::wait, delay, std::nullopt};
+}
+
+bring_up_fsm::step bring_up_fsm::fail(rpc_error error) const {
+    if (!record_.sandbox_id.empty()) {
+        error.sandbox_id = record_.sandbox_id;
+    }
+    return {action::fail, milliseconds{0}, std::move(error)};
+}
+
+bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure& failure, action again) {
+    if (!trouble_since_) {
+        trouble_since_ = now;
+    }
+    if (!is_transient(failure) || now - *trouble_since_ >= limits_.trouble) {
+        if (again == action::create) {
+            record_.create_pending = false; // only what certainly made nothing leads here
+            record_.state = life_state::absent;
+        }
+        return fail(error_from(failure, doing_));
+    }
+    milliseconds delay = retry_.next();
+    if (failure.retry_after) {
+        delay = std::max<milliseconds>(delay, *failure.retry_after);
+    }
+    return wait_then(again, delay);
+}
+
+void bring_up_fsm::all_well() noexcept {
+    trouble_since_.reset();
+    retry_.reset();
+}
+
+} // namespace sandboxd::core

@@ -1,0 +1,261 @@
+#include "core/exec_fsm.hpp"
+
+#include "core/cloud_error.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::core {
+namespace {
+
+using kind = cloud::failure_kind;
+
+} // namespace
+
+std::string_view to_string(exit_reason reason) noexcept {
+    switch (reason) {
+    case exit_reason::exited: return "exited";
+    case exit_reason::timed_out: return "timed_out";
+    case exit_reason::cancelled: return "cancelled";
+    case exit_reason::lost: return "lost";
+    case exit_reason::failed: return "failed";
+    }
+    return "failed";
+}
+
+std::string_view to_string(started value) noexcept {
+    switch (value) {
+    case started::yes: return "yes";
+    case started::no: return "no";
+    case started::unknown: return "unknown";
+    }
+    return "unknown";
+}
+
+exec_fsm::steps exec_fsm::begin() { return {{action::acquire}}; }
+
+exec_fsm::steps exec_fsm::finish(exec_exit exit) {
+    phase_ = phase::done;
+    exit_ = std::move(exit);
+    return {{action::finish}};
+}
+
+exec_fsm::steps exec_fsm::on_acquired() {
+    if (phase_ != phase::acquiring) {
+        return {};
+    }
+    phase_ = phase::sending;
+    return {{action::arm}, {action::send}};
+}
+
+exec_fsm::steps exec_fsm::on_not_acquired(rpc_error error) {
+    if (phase_ != phase::acquiring) {
+        return {};
+    }
+    exec_exit exit{exit_reason::failed, std::nullopt, started::no, error.what(), std::nullopt};
+    exit.message += "; the command has not run";
+    exit.error = std::move(error);
+    return finish(std::move(exit));
+}
+
+exec_fsm::steps exec_fsm::on_waited() {
+    if (phase_ != phase::sending || !waiting_to_send_) {
+        return {};
+    }
+    waiting_to_send_ = false;
+    return {{action::arm}, {action::send}};
+}
+
+exec_fsm::steps exec_fsm::on_sent() {
+    if (phase_ == phase::ending) {
+        answered_ = true;
+        return {{action::read}, {action::kill}}; // the kill before it may have come too early
+    }
+    if (phase_ != phase::sending) {
+        return {};
+    }
+    answered_ = true;
+    phase_ = phase::running;
+    steps next{{action::read}};
+    if (cancel_wanted_) {
+        const steps more = end(exit_reason::cancelled);
+        next.insert(next.end(), more.begin(), more.end());
+    }
+    return next;
+}
+
+exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure& failure) {
+    const bool certainly_not_run = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
+    if (phase_ == phase::ending || (phase_ == phase::sending && cancel_wanted_)) {
+        // Whether it started is open otherwise: then the kill goes on (or begins now) and says how it ended.
+        if (certainly_not_run) {
+            return finish(ended_unstarted());
+        }
+        return phase_ == phase::ending ? steps{} : end(exit_reason::cancelled);
+    }
+    if (phase_ != phase::sending) {
+        return {};
+    }
+    rpc_error error = error_from(failure, "starting the command");
+    if (!certainly_not_run) {
+        exec_exit exit{exit_reason::lost, std::nullopt, started::unknown, error.what(), std::nullopt};
+        exit.message += "; whether the command ran is unknown, and it was not sent again";
+        exit.error.emplace(error_name::outcome_unknown, exit.message);
+        return finish(std::move(exit));
+    }
+    const auto give_up = [&] {
+        exec_exit exit{exit_reason::failed, std::nullopt, started::no, error.what(), std::nullopt};
+        exit.message += "; the command has not run";
+        exit.error = error;
+        return finish(std::move(exit));
+    };
+    switch (failure.kind) {
+    case kind::conflict:
+    case kind::not_found:
+        if (++wrong_states_ > limits_.wrong_state) {
+            return give_up();
+        }
+        phase_ = phase::acquiring;
+        return {{action::release_bad}};
+    case kind::unreachable:
+    case kind::rate_limited:
+    case kind::cap_reached: {
+        if (!trouble_since_) {
+            trouble_since_ = now;
+        }
+        const milliseconds patience = failure.kind == kind::unreachable ? limits_.unreachable : limits_.refused;
+        if (now - *trouble_since_ >= patience) {
+            return give_up();
+        }
+        milliseconds delay = retry_.next();
+        if (failure.retry_after) {
+            delay = std::max<milliseconds>(delay, *failure.retry_after);
+        }
+        waiting_to_send_ = true;
+        return {{action::wait, delay}};
+    }
+    default: return give_up();
+    }
+}
+
+exec_fsm::steps exec_fsm::on_output() {
+    output_seen_ = true;
+    return {};
+}
+
+exec_exit exec_fsm::ended() const {
+    const bool timed_out = ending_as_ == exit_reason::timed_out;
+    std::string text = unconfirmed_;
+    if (!answered_ && text.empty()) {
+        text = "the platform had not said whether the command had started; should it start late, it will run on";
+    }
+    return {ending_as_, timed_out ? timed_out_code : cancelled_code, answered_ ? started::yes : started::unknown,
+            std::move(text), std::nullopt};
+}
+
+exec_exit exec_fsm::ended_unstarted() const {
+    const bool timed_out = phase_ == phase::ending && ending_as_ == exit_reason::timed_out;
+    return {timed_out ? exit_reason::timed_out : exit_reason::cancelled, timed_out ? timed_out_code : cancelled_code,
+            started::no, timed_out ? "timed out before it started" : "cancelled before it started", std::nullopt};
+}
+
+exec_fsm::steps exec_fsm::on_exited(int returncode) {
+    if (phase_ == phase::running) {
+        return finish({exit_reason::exited, returncode, started::yes, {}, std::nullopt});
+    }
+    if (phase_ == phase::ending) {
+        unconfirmed_.clear();
+        return finish(ended());
+    }
+    return {};
+}
+
+exec_fsm::steps exec_fsm::on_refused(std::string message) {
+    if (phase_ == phase::ending) {
+        return finish(ended());
+    }
+    if (phase_ != phase::running) {
+        return {};
+    }
+    exec_exit exit{exit_reason::failed, std::nullopt, output_seen_ ? started::yes : started::unknown,
+                   "the platform ended the command: " + message, std::nullopt};
+    exit.error.emplace(error_name::cloud_error, exit.message);
+    return finish(std::move(exit));
+}
+
+exec_fsm::steps exec_fsm::on_cut(const cloud::failure& why) {
+    if (phase_ == phase::ending) {
+        // Not a word about the processes: only the kill can tell.
+        return kill_confirmed_ ? finish(ended()) : steps{};
+    }
+    if (phase_ != phase::running) {
+        return {};
+    }
+    exec_exit exit{exit_reason::lost, std::nullopt, output_seen_ ? started::yes : started::unknown,
+                   "the connection to the command was lost (" + why.message +
+                       "); it may still be running, its outcome is unknown, and it was not run again",
+                   std::nullopt};
+    exit.error.emplace(error_name::outcome_unknown, exit.message);
+    return finish(std::move(exit));
+}
+
+exec_fsm::steps exec_fsm::end(exit_reason why) {
+    phase_ = phase::ending;
+    ending_as_ = why;
+    kill_confirmed_ = false;
+    return {{action::kill}};
+}
+
+exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
+    switch (phase_) {
+    case phase::acquiring: return finish(ended_unstarted());
+    case phase::sending:
+        if (waiting_to_send_) {
+            return finish(ended_unstarted());
+        }
+        // Its processes can be found only once there are any: the answer is a moment away, but not waited for long.
+        signal_ = signal;
+        if (std::exchange(cancel_wanted_, true)) {
+            return {};
+        }
+        return {{action::linger, limits_.answer}};
+    case phase::running: signal_ = signal; return end(exit_reason::cancelled);
+    case phase::ending:
+        if (signal == kill_signal::kill && signal_ != kill_signal::kill) {
+            signal_ = signal;
+            return {{action::kill}};
+        }
+        return {};
+    case phase::done: return {};
+    }
+    return {};
+}
+
+exec_fsm::steps exec_fsm::on_deadline() {
+    if (phase_ != phase::running && !(phase_ == phase::sending && !waiting_to_send_)) {
+        return {};
+    }
+    signal_ = kill_signal::kill;
+    return end(exit_reason::timed_out);
+}
+
+exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why) {
+    if (phase_ != phase::ending) {
+        return {};
+    }
+    if (!confirmed) {
+        unconfirmed_ = "that its processes have ended could not be confirmed (" + why + "): they may still be running";
+        return finish(ended());
+    }
+    kill_confirmed_ = true;
+    return {{action::linger, limits_.linger}};
+}
+
+exec_fsm::steps exec_fsm::on_lingered() {
+    if (phase_ == phase::sending && cancel_wanted_) {
+        return end(exit_reason::cancelled);
+    }
+    return phase_ == phase::ending && kill_confirmed_ ? finish(ended()) : steps{};
+}
+
+} // namespace sandboxd::core

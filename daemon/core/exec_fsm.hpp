@@ -1,0 +1,116 @@
+// The life of one command, from the request to its exit.
+//
+//   acquiring -> sending -> running -> ending -> done
+//
+// The machine is told what happened and answers with what to do next. Its one promise: a command is sent to the
+// platform again only when it certainly has not run (nothing was sent, or the platform refused it: 404, 409, 429);
+// after anything else the outcome is what the platform said, or unknown. Every path ends in exactly one `finish`.
+#pragma once
+
+#include "base/error.hpp"
+#include "cloud/failure.hpp"
+#include "core/attached_command.hpp"
+#include "core/backoff.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sandboxd::core {
+
+enum class exit_reason { exited, timed_out, cancelled, lost, failed };
+enum class started { yes, no, unknown };
+
+std::string_view to_string(exit_reason reason) noexcept;
+std::string_view to_string(started value) noexcept;
+
+inline constexpr int timed_out_code = 124; // as timeout(1)
+inline constexpr int cancelled_code = 130; // as a shell after Ctrl-C
+
+struct exec_exit {
+    exit_reason reason = exit_reason::failed;
+    std::optional<int> returncode; // nothing: lost or failed
+    started ran = started::unknown;
+    std::string message; // for people; empty when there is nothing to say
+    std::optional<rpc_error> error;
+};
+
+struct exec_limits {
+    milliseconds refused{300'000};    // of 429 answers in a row (queue-timeout)
+    milliseconds unreachable{30'000}; // of failures to connect in a row
+    int wrong_state = 3;              // 404 or 409 answers
+    milliseconds linger{500};         // after a confirmed kill, for the last output and the stream's own end
+    milliseconds answer{2'000};       // for the platform's answer, when a cancel comes while it is awaited
+};
+
+class exec_fsm {
+public:
+    enum class action {
+        acquire,    // get a running sandbox and hold it
+        release_bad, // the sandbox was not what it seemed: forget its state, then acquire
+        send,       // POST the command
+        wait,       // for `delay`, then on_waited
+        read,       // start reading the stream
+        arm,        // start the command's own clock anew, if it has a limit; then on_deadline
+        kill,       // end the command's processes, then on_killed
+        linger,     // for `delay`, then on_lingered
+        finish      // say `exit`; nothing follows
+    };
+    struct step {
+        action what;
+        milliseconds delay{0};
+    };
+    using steps = std::vector<step>;
+
+    explicit exec_fsm(exec_limits limits = {}) noexcept : limits_(limits) {}
+
+    steps begin();
+    steps on_acquired();
+    steps on_not_acquired(rpc_error error);
+    steps on_waited();
+    steps on_sent();                                                     // the platform has begun to answer: 200
+    steps on_send_failed(milliseconds now, const cloud::failure& failure);
+    steps on_output();                                                   // each piece
+    steps on_exited(int returncode);
+    steps on_refused(std::string message);                               // the stream's {"error": ...} line
+    steps on_cut(const cloud::failure& why);                             // the stream ended without a terminal line
+    steps on_cancel(kill_signal signal);                                 // a second one counts only if it is sharper
+    steps on_deadline();
+    steps on_killed(bool confirmed, std::string why);
+    steps on_lingered();
+
+    bool done() const noexcept { return phase_ == phase::done; }
+    bool acquiring() const noexcept { return phase_ == phase::acquiring; }
+    bool sending() const noexcept { return phase_ == phase::sending; }
+    bool running() const noexcept { return phase_ == phase::running; }
+    bool ending() const noexcept { return phase_ == phase::ending; }
+    kill_signal signal() const noexcept { return signal_; }
+    const exec_exit& exit() const noexcept { return exit_; } // valid once done
+
+private:
+    enum class phase { acquiring, sending, running, ending, done };
+
+    steps finish(exec_exit exit);
+    steps end(exit_reason why);
+    exec_exit ended() const;
+    exec_exit ended_unstarted() const;
+
+    exec_limits limits_;
+    phase phase_ = phase::acquiring;
+    exec_exit exit_;
+    exit_reason ending_as_ = exit_reason::cancelled;
+    kill_signal signal_ = kill_signal::kill;
+    bool cancel_wanted_ = false; // while sending: acted upon when the platform has answered
+    bool answered_ = false;      // the platform took the command
+    bool output_seen_ = false;
+    bool kill_confirmed_ = false;
+    bool waiting_to_send_ = false;
+    std::string unconfirmed_;
+    int wrong_states_ = 0;
+    std::optional<milliseconds> trouble_since_;
+    backoff retry_{milliseconds(250), milliseconds(5'000)};
+};
+
+} // namespace sandboxd::core

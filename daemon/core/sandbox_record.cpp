@@ -1,0 +1,80 @@
+#include "core/sandbox_record.hpp"
+
+#include "base/fingerprint.hpp"
+
+#include <array>
+#include <utility>
+
+namespace sandboxd::core {
+namespace {
+
+constexpr std::array<std::pair<life_state, std::string_view>, 8> names{{
+    {life_state::absent, "absent"},
+    {life_state::creating, "creating"},
+    {life_state::starting, "starting"},
+    {life_state::running, "running"},
+    {life_state::stopping, "stopping"},
+    {life_state::stopped, "stopped"},
+    {life_state::failed, "failed"},
+    {life_state::unknown, "unknown"},
+}};
+
+} // namespace
+
+std::string describe(const sandbox_key& key) { return key.profile + "/" + key.task; }
+
+std::string_view to_string(life_state state) noexcept {
+    for (const auto& [value, name] : names) {
+        if (value == state) {
+            return name;
+        }
+    }
+    return "unknown";
+}
+
+life_state life_state_from(std::string_view text) noexcept {
+    for (const auto& [value, name] : names) {
+        if (name == text) {
+            return value;
+        }
+    }
+    return life_state::unknown;
+}
+
+life_state life_state_of(cloud::sandbox_state state) noexcept {
+    switch (state) {
+    case cloud::sandbox_state::creating: return life_state::creating;
+    case cloud::sandbox_state::starting: return life_state::starting;
+    case cloud::sandbox_state::running: return life_state::running;
+    case cloud::sandbox_state::stopping: return life_state::stopping;
+    case cloud::sandbox_state::stopped: return life_state::stopped;
+    case cloud::sandbox_state::failed: return life_state::failed;
+    case cloud::sandbox_state::deleted: return life_state::absent;
+    case cloud::sandbox_state::unknown: return life_state::unknown;
+    }
+    return life_state::unknown;
+}
+
+bool is_active(life_state state) noexcept {
+    return state == life_state::creating || state == life_state::starting || state == life_state::running ||
+           state == life_state::stopping;
+}
+
+std::string key_digest(const sandbox_key& key) {
+    // The length keeps ("a", "bc") and ("ab", "c") apart.
+    return sha256_hex(std::to_string(key.profile.size()) + ":" + key.profile + key.task).substr(0, 32);
+}
+
+std::string creation_tag(const sandbox_record& record) {
+    return record.creation_id + "." + std::to_string(record.attempt);
+}
+
+std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance) {
+    return {{std::string(tag::owner), std::string(tag::owner_value)},
+            {std::string(tag::instance), std::string(instance)},
+            {std::string(tag::key), key_digest(record.key)},
+            {std::string(tag::creation), creation_tag(record)},
+            {std::string(tag::task), record.key.task.substr(0, 128)}};
+}
+
+} // namespace sandboxd::core

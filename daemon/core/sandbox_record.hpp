@@ -1,0 +1,74 @@
+// What the daemon knows, and keeps across its own death, about the sandbox of one key.
+//
+// A record exists from the moment a create is intended (before the request is sent) until the sandbox is known to be
+// gone or was terminated. It belongs to one account on one host (`base_url`, `fingerprint`): what another key or host
+// says about the id never changes it.
+#pragma once
+
+#include "cloud/model.hpp"
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace sandboxd::core {
+
+// Who a sandbox is for. Two keys are the same only if both parts are, byte for byte.
+struct sandbox_key {
+    std::string profile;
+    std::string task;
+    auto operator<=>(const sandbox_key&) const = default;
+};
+
+// "profile/task" for people; not injective, never used to find anything.
+std::string describe(const sandbox_key& key);
+
+// The states of protocol/types.json.
+enum class life_state { absent, creating, starting, running, stopping, stopped, failed, unknown };
+
+std::string_view to_string(life_state state) noexcept;
+life_state life_state_from(std::string_view text) noexcept; // anything else: unknown
+life_state life_state_of(cloud::sandbox_state state) noexcept; // deleted: absent
+
+// Whether the cloud charges for it and counts it against the cap (D).
+bool is_active(life_state state) noexcept;
+
+struct sandbox_record {
+    sandbox_key key;
+    bool persistent = true;
+    std::string plan; // as asked for; empty: the server's default
+    std::string base_url;
+    std::string fingerprint; // of the API key, see base/fingerprint.hpp
+
+    // Names one intent to create, in the cloud's tags too. Survives attempts; a new sandbox gets a new one.
+    std::string creation_id;
+    int attempt = 0;             // of that creation_id; goes into the tag
+    bool create_pending = false; // a POST may have been sent and its outcome is not known
+
+    std::string sandbox_id; // the cloud's id; empty: none known
+    life_state state = life_state::absent;
+    // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes and everything
+    // outside /workspace.
+    std::uint64_t generation = 0;
+    std::int64_t created_at = 0; // unix seconds, as the cloud says; 0: not known
+};
+
+// The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the rest finds a record
+// again or is for people.
+namespace tag {
+inline constexpr std::string_view owner = "owner"; // = owner_value
+inline constexpr std::string_view owner_value = "deepinfra-sandboxd";
+inline constexpr std::string_view instance = "sandboxd_instance";
+inline constexpr std::string_view key = "sandboxd_key";           // digest of the key
+inline constexpr std::string_view creation = "sandboxd_creation"; // "<creation_id>.<attempt>"
+inline constexpr std::string_view task = "hermes_task_id";
+} // namespace tag
+
+// Injective: no two keys share it, whatever characters they hold.
+std::string key_digest(const sandbox_key& key);
+std::string creation_tag(const sandbox_record& record);
+std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance);
+
+} // namespace sandboxd::core

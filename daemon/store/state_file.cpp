@@ -1,0 +1,92 @@
+#include "store/state_file.hpp"
+
+#include <boost/json.hpp>
+
+#include <set>
+
+namespace sandboxd::store {
+namespace {
+
+namespace json = boost::json;
+
+// Text that a JSON string cannot hold does not come in: keys reach us in JSON.
+json::object to_json(const core::sandbox_record& record) {
+    return {{"profile", record.key.profile},
+            {"task", record.key.task},
+            {"persistent", record.persistent},
+            {"plan", record.plan},
+            {"base_url", record.base_url},
+            {"fingerprint", record.fingerprint},
+            {"creation_id", record.creation_id},
+            {"attempt", record.attempt},
+            {"create_pending", record.create_pending},
+            {"sandbox_id", record.sandbox_id},
+            {"state", core::to_string(record.state)},
+            {"generation", record.generation},
+            {"created_at", record.created_at}};
+}
+
+core::sandbox_record record_from(const json::object& object) {
+    const auto text = [&](const char* name) { return json::value_to<std::string>(object.at(name)); };
+    core::sandbox_record record;
+    record.key = {text("profile"), text("task")};
+    record.persistent = object.at("persistent").as_bool();
+    record.plan = text("plan");
+    record.base_url = text("base_url");
+    record.fingerprint = text("fingerprint");
+    record.creation_id = text("creation_id");
+    record.attempt = object.at("attempt").to_number<int>();
+    record.create_pending = object.at("create_pending").as_bool();
+    record.sandbox_id = text("sandbox_id");
+    record.state = core::life_state_from(text("state"));
+    record.generation = object.at("generation").to_number<std::uint64_t>();
+    record.created_at = object.at("created_at").to_number<std::int64_t>();
+    return record;
+}
+
+} // namespace
+
+std::string format_state(const std::vector<core::sandbox_record>& records) {
+    json::array sandboxes;
+    for (const core::sandbox_record& record : records) {
+        sandboxes.push_back(to_json(record));
+    }
+    return json::serialize(json::object{{"version", state_version}, {"sandboxes", std::move(sandboxes)}}) + "\n";
+}
+
+parsed_state parse_state(std::string_view text) {
+    boost::system::error_code error;
+    const json::value root = json::parse(text, error);
+    if (error || !root.is_object()) {
+        throw unreadable_state("it is not a JSON object");
+    }
+    const json::value* version = root.as_object().if_contains("version");
+    if (version == nullptr || !version->is_int64()) {
+        throw unreadable_state("it has no version");
+    }
+    if (version->as_int64() > state_version) {
+        throw unreadable_state("it was written by a newer daemon (version " + std::to_string(version->as_int64()) + ")");
+    }
+    const json::value* sandboxes = root.as_object().if_contains("sandboxes");
+    if (version->as_int64() < 1 || sandboxes == nullptr || !sandboxes->is_array()) {
+        throw unreadable_state("it has no list of sandboxes");
+    }
+    parsed_state parsed;
+    std::set<core::sandbox_key> seen;
+    for (std::size_t i = 0; i < sandboxes->as_array().size(); ++i) {
+        const std::string where = "record " + std::to_string(i) + ": ";
+        try {
+            core::sandbox_record record = record_from(sandboxes->as_array()[i].as_object());
+            if (!seen.insert(record.key).second) {
+                parsed.rejected.push_back(where + "a second one for the same key");
+                continue;
+            }
+            parsed.records.push_back(std::move(record));
+        } catch (const std::exception& problem) {
+            parsed.rejected.push_back(where + problem.what());
+        }
+    }
+    return parsed;
+}
+
+} // namespace sandboxd::store

@@ -1,0 +1,32 @@
+// The text of state.json: every sandbox record, versioned.
+//
+// Reading is strict about what it needs and forgiving about the rest: one record that makes no sense is set aside with
+// a reason and blocks no other; a file that makes no sense as a whole, or comes from a newer version, is an error, and
+// the caller keeps it (see state_store).
+#pragma once
+
+#include "core/sandbox_record.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sandboxd::store {
+
+inline constexpr int state_version = 1;
+
+class unreadable_state : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+struct parsed_state {
+    std::vector<core::sandbox_record> records;
+    std::vector<std::string> rejected; // one reason for each record left out
+};
+
+std::string format_state(const std::vector<core::sandbox_record>& records);
+parsed_state parse_state(std::string_view text); // throws unreadable_state
+
+} // namespace sandboxd::store

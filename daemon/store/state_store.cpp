@@ -1,0 +1,114 @@
+#include "store/state_store.hpp"
+
+#include "base/condition.hpp"
+#include "store/state_file.hpp"
+#include "sys/file.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include <system_error>
+#include <utility>
+
+namespace sandboxd::store {
+namespace asio = boost::asio;
+
+namespace {
+
+std::filesystem::path keep_aside(const std::filesystem::path& file) {
+    std::filesystem::path kept = file;
+    kept += ".bad";
+    for (int n = 2; std::filesystem::exists(kept); ++n) {
+        kept = file;
+        kept += ".bad." + std::to_string(n);
+    }
+    std::filesystem::rename(file, kept);
+    return kept;
+}
+
+} // namespace
+
+// Lives on the daemon's thread but for `pool`, which only ever runs one atomic_write with arguments of its own.
+struct state_store::shared {
+    explicit shared(asio::any_io_executor executor) : changed(std::move(executor)) {}
+
+    asio::thread_pool pool{1};
+    condition changed;
+    std::optional<std::string> next; // text still to be written
+    bool writing = false;
+    std::uint64_t asked = 0;   // number of the newest save
+    std::uint64_t settled = 0; // newest save whose write has ended, well or not
+    std::string trouble;
+};
+
+state_store::state_store(asio::any_io_executor executor, std::filesystem::path directory)
+    : shared_(std::make_shared<shared>(std::move(executor))), directory_(std::move(directory)) {}
+
+state_store::~state_store() { shared_->pool.join(); }
+
+const std::string& state_store::trouble() const noexcept { return shared_->trouble; }
+
+loaded_state state_store::load() {
+    const std::filesystem::path file = directory_ / "state.json";
+    loaded_state loaded;
+    const std::optional<std::string> text = sys::read_file(file);
+    if (!text) {
+        return loaded;
+    }
+    try {
+        parsed_state parsed = parse_state(*text);
+        loaded.records = std::move(parsed.records);
+        if (!parsed.rejected.empty()) {
+            // The rest is used, but what could not be read must not be overwritten unseen.
+            std::filesystem::path kept = file;
+            kept += ".partly-bad";
+            sys::atomic_write(kept, *text);
+            for (const std::string& reason : parsed.rejected) {
+                loaded.complaints.push_back("state.json: " + reason + "; the file as it was is kept as " + kept.string());
+            }
+        }
+    } catch (const unreadable_state& problem) {
+        loaded.complaints.push_back("state.json could not be read (" + std::string(problem.what()) +
+                                    ") and was kept as " + keep_aside(file).string() +
+                                    "; sandboxes it knew may still be running");
+    }
+    return loaded;
+}
+
+asio::awaitable<void> state_store::save(std::vector<core::sandbox_record> records) {
+    const std::shared_ptr<shared> state = shared_;
+    state->next = format_state(records);
+    const std::uint64_t mine = ++state->asked;
+    while (state->settled < mine) {
+        if (state->writing) {
+            co_await state->changed.wait();
+            continue;
+        }
+        state->writing = true;
+        const std::uint64_t writing = state->asked;
+        const std::string text = *std::exchange(state->next, std::nullopt);
+        std::string trouble;
+        co_await asio::co_spawn(
+            state->pool,
+            [file = directory_ / "state.json", &text, &trouble]() -> asio::awaitable<void> {
+                try {
+                    sys::atomic_write(file, text);
+                } catch (const std::exception& problem) {
+                    trouble = problem.what();
+                }
+                co_return;
+            },
+            asio::use_awaitable);
+        state->trouble = std::move(trouble);
+        state->writing = false;
+        state->settled = writing;
+        state->changed.notify_all();
+    }
+    if (!state->trouble.empty()) {
+        throw std::runtime_error(state->trouble);
+    }
+}
+
+} // namespace sandboxd::store

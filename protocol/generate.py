@@ -5,7 +5,7 @@ The sources are errors.json, types.json, one file a method in methods/, and pref
 is prose). From them come the C++ table of errors, the OpenRPC document that the daemon answers to rpc.discover
 (embedded as C++), and REFERENCE.md.
 
-  generate.py --out DIR   C++ for the build: protocol/errors.gen.hpp, protocol/openrpc.hpp and openrpc.gen.cpp below DIR
+  generate.py --out DIR   C++ for the build, below DIR: protocol/errors.gen.hpp, protocol/openrpc.hpp, openrpc.gen.cpp
   generate.py --openrpc   the OpenRPC document, on standard output
   generate.py --docs      REFERENCE.md, beside this file
   generate.py --check     nothing written; exit 1 if a source is inconsistent or REFERENCE.md is out of date

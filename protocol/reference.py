@@ -117,7 +117,7 @@ def type_text(schema: dict[str, Any]) -> str:
         return f"array of {type_text(schema['items'])}{least}"
     if isinstance(schema.get("additionalProperties"), dict):
         return f"object of {type_text(schema['additionalProperties'])}"
-    kinds = schema["type"]
+    kinds: str | list[str] = schema["type"]
     return (" or ".join(kinds) if isinstance(kinds, list) else kinds) + limits_text(schema)
 
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/secret.hpp"
+#include "cloud/exec_event.hpp"
 #include "cloud/failure.hpp"
 #include "cloud/model.hpp"
 
@@ -18,27 +19,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <variant>
 #include <vector>
 
 namespace sandboxd::cloud {
-
-// What an exec's stream says, in order.
-struct exec_output {
-    bool is_stderr = false;
-    std::string text; // UTF-8
-};
-struct exec_heartbeat {};
-struct exec_exited {
-    int returncode = 0;
-};
-struct exec_refused {
-    std::string message; // the terminal {"error": ...} line
-};
-struct exec_cut {
-    failure why; // the stream ended without a terminal line: the outcome is unknown
-};
-using exec_event = std::variant<exec_output, exec_heartbeat, exec_exited, exec_refused, exec_cut>;
 
 // The answer of one exec, being read. Reading is on demand only, so a caller that does not call next() slows the
 // command down as a full pipe would. Destroying it before the terminal line drops the connection.
@@ -46,7 +29,7 @@ class exec_stream {
 public:
     virtual ~exec_stream() = default;
     // The next event. After exec_exited, exec_refused or exec_cut there is none and next() must not be called.
-    // Waits without limit: the caller owns the deadline.
+    // Waits without limit: the caller owns the deadline. Cancelled, it throws, and may be called again: nothing is lost.
     virtual boost::asio::awaitable<exec_event> next() = 0;
 };
 
@@ -63,6 +46,7 @@ struct client_options {
 
 class client {
 public:
+    // Throws std::invalid_argument, with a text for people, if the base URL must not be used.
     client(boost::asio::any_io_executor executor, client_options options);
     ~client();
     client(const client&) = delete;

@@ -1,0 +1,49 @@
+"""Client of deepinfra-sandboxd, and the hermes-agent plugin ``deepinfra-sandbox`` built on it.
+
+Importing this module needs neither hermes nor a running daemon::
+
+    with Client() as client:
+        print(client.run(["python3", "-c", "print(1)"]).stdout)
+
+hermes calls :func:`register`; only then is anything of hermes imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._version import __version__
+from .client import Client
+from .errors import (
+    ConnectionLost,
+    DaemonNotRunning,
+    Incompatible,
+    NoAnswer,
+    RpcError,
+    SandboxdError,
+    TooLarge,
+)
+from .execution import Chunk, CompletedExec, Exec
+
+__all__ = [
+    "Chunk",
+    "Client",
+    "CompletedExec",
+    "ConnectionLost",
+    "DaemonNotRunning",
+    "Exec",
+    "Incompatible",
+    "NoAnswer",
+    "RpcError",
+    "SandboxdError",
+    "TooLarge",
+    "__version__",
+    "register",
+]
+
+
+def register(ctx: Any) -> None:
+    """Register the terminal backend ``deepinfra`` with hermes; *ctx* is hermes's plugin context."""
+    from .provider import register as register_provider
+
+    register_provider(ctx)

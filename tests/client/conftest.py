@@ -1,0 +1,77 @@
+"""Fixtures of the Python client's tests.
+
+With ``HERMES_AGENT_SRC`` set, ``test_real_hermes.py`` runs in an interpreter of its own on that checkout;
+everything else runs on the stub in ``hermes_stub``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+for path in (HERE, HERE / "hermes_stub", ROOT / "client-py"):
+    if str(path) not in sys.path:
+        sys.path.insert(0, str(path))
+
+from fake_daemon import FakeDaemon, ShellDaemon  # noqa: E402
+
+from deepinfra_sandboxd import Client  # noqa: E402
+from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
+from tools.environments import base  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def clean_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No daemon, key or profile of the machine reaches a test."""
+    for name in ("DEEPINFRA_API_KEY", "DEEPINFRA_SANDBOXD_SOCKET", "DEEPINFRA_SANDBOX_PLAN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_STATE_DIR", str(tmp_path / "state"))
+    home = tmp_path / "hermes-home"
+    home.mkdir()
+    monkeypatch.setenv("HERMES_HOME", str(home))
+
+
+@pytest.fixture(autouse=True)
+def contract_kept() -> Iterator[None]:
+    """Fails a test in which the backend did what hermes's interface forbids."""
+    base.violations.clear()
+    yield
+    assert base.violations == []
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(tmp_path / "fake.sock")
+    yield daemon
+    daemon.stop()
+    assert daemon.failures == []
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[ShellDaemon]:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    daemon = ShellDaemon(tmp_path / "shell.sock", workspace)
+    yield daemon
+    daemon.stop()
+    assert daemon.failures == []
+
+
+@pytest.fixture
+def client(fake: FakeDaemon) -> Iterator[Client]:
+    with Client(str(fake.path), timeout=5) as client:
+        yield client
+
+
+@pytest.fixture
+def provider(shell: ShellDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepInfraProvider]:
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(shell.path))
+    provider = DeepInfraProvider()
+    yield provider
+    provider._shared_client().close()

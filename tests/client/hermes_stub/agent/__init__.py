@@ -1,0 +1,1 @@
+"""Stub of a package of hermes-agent, written for this project's tests."""

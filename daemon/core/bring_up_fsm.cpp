@@ -268,10 +268,11 @@ bring_up_fsm::step bring_up_fsm::on_remove(milliseconds now, const cloud::result
 }
 
 bring_up_fsm::step bring_up_fsm::running() {
-    if (record_.state != life_state::running) {
-        record_.state = life_state::running;
+    // From `unknown` it is taken for the same boot: only a state that was seen not to be running proves another one.
+    if (record_.state != life_state::running && record_.state != life_state::unknown) {
         ++record_.generation;
     }
+    record_.state = life_state::running;
     return save_then(action::done, false);
 }
 

@@ -52,10 +52,7 @@ exec_fsm::steps exec_fsm::on_not_acquired(rpc_error error) {
     if (phase_ != phase::acquiring) {
         return {};
     }
-    exec_exit exit{exit_reason::failed, std::nullopt, started::no, error.what(), std::nullopt};
-    exit.message += "; the command has not run";
-    exit.error = std::move(error);
-    return finish(std::move(exit));
+    return fail_unstarted(std::move(error));
 }
 
 exec_fsm::steps exec_fsm::on_waited() {
@@ -98,22 +95,18 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
     }
     rpc_error error = error_from(failure, "starting the command");
     if (!certainly_not_run) {
-        exec_exit exit{exit_reason::lost, std::nullopt, started::unknown, error.what(), std::nullopt};
-        exit.message += "; whether the command ran is unknown, and it was not sent again";
+        exec_exit exit;
+        exit.reason = exit_reason::lost;
+        exit.ran = started::unknown;
+        exit.message = error.what() + std::string("; whether the command ran is unknown, and it was not sent again");
         exit.error.emplace(error_name::outcome_unknown, exit.message);
         return finish(std::move(exit));
     }
-    const auto give_up = [&] {
-        exec_exit exit{exit_reason::failed, std::nullopt, started::no, error.what(), std::nullopt};
-        exit.message += "; the command has not run";
-        exit.error = error;
-        return finish(std::move(exit));
-    };
     switch (failure.kind) {
     case kind::conflict:
     case kind::not_found:
         if (++wrong_states_ > limits_.wrong_state) {
-            return give_up();
+            return fail_unstarted(std::move(error));
         }
         phase_ = phase::acquiring;
         return {{action::release_bad}};
@@ -125,7 +118,7 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         }
         const milliseconds patience = failure.kind == kind::unreachable ? limits_.unreachable : limits_.refused;
         if (now - *trouble_since_ >= patience) {
-            return give_up();
+            return fail_unstarted(std::move(error));
         }
         milliseconds delay = retry_.next();
         if (failure.retry_after) {
@@ -134,8 +127,47 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         waiting_to_send_ = true;
         return {{action::wait, delay}};
     }
-    default: return give_up();
+    default: return fail_unstarted(std::move(error));
     }
+}
+
+exec_fsm::steps exec_fsm::on_not_sent(rpc_error error) {
+    if (phase_ == phase::ending || (phase_ == phase::sending && cancel_wanted_)) {
+        return finish(ended_unstarted());
+    }
+    return phase_ == phase::sending ? fail_unstarted(std::move(error)) : steps{};
+}
+
+exec_fsm::steps exec_fsm::fail_unstarted(rpc_error error) {
+    exec_exit exit;
+    exit.reason = exit_reason::failed;
+    exit.ran = started::no;
+    exit.message = error.what() + std::string("; the command has not run");
+    exit.error = std::move(error);
+    return finish(std::move(exit));
+}
+
+exec_fsm::steps exec_fsm::on_daemon_stopping() {
+    switch (phase_) {
+    case phase::acquiring:
+        return fail_unstarted({error_name::shutting_down, "the daemon is stopping"});
+    case phase::sending:
+    case phase::running:
+    case phase::ending: {
+        if (phase_ == phase::sending && waiting_to_send_) {
+            return fail_unstarted({error_name::shutting_down, "the daemon is stopping"});
+        }
+        exec_exit exit;
+        exit.reason = exit_reason::lost;
+        exit.ran = answered_ ? started::yes : started::unknown;
+        exit.message = "the daemon was stopped meanwhile; the command may still be running, its outcome is unknown, and "
+                       "it was not run again";
+        exit.error.emplace(error_name::outcome_unknown, exit.message);
+        return finish(std::move(exit));
+    }
+    case phase::done: return {};
+    }
+    return {};
 }
 
 exec_fsm::steps exec_fsm::on_output() {
@@ -145,23 +177,35 @@ exec_fsm::steps exec_fsm::on_output() {
 
 exec_exit exec_fsm::ended() const {
     const bool timed_out = ending_as_ == exit_reason::timed_out;
-    std::string text = unconfirmed_;
-    if (!answered_ && text.empty()) {
-        text = "the platform had not said whether the command had started; should it start late, it will run on";
+    exec_exit exit;
+    exit.reason = ending_as_;
+    exit.returncode = timed_out ? timed_out_code : cancelled_code;
+    exit.ran = answered_ ? started::yes : started::unknown;
+    exit.message = unconfirmed_;
+    if (!answered_ && exit.message.empty()) {
+        exit.message = "the platform had not said whether the command had started; should it start late, it will run on";
     }
-    return {ending_as_, timed_out ? timed_out_code : cancelled_code, answered_ ? started::yes : started::unknown,
-            std::move(text), std::nullopt};
+    exit.kill_unconfirmed = !exit.message.empty();
+    return exit;
 }
 
 exec_exit exec_fsm::ended_unstarted() const {
     const bool timed_out = phase_ == phase::ending && ending_as_ == exit_reason::timed_out;
-    return {timed_out ? exit_reason::timed_out : exit_reason::cancelled, timed_out ? timed_out_code : cancelled_code,
-            started::no, timed_out ? "timed out before it started" : "cancelled before it started", std::nullopt};
+    exec_exit exit;
+    exit.reason = timed_out ? exit_reason::timed_out : exit_reason::cancelled;
+    exit.returncode = timed_out ? timed_out_code : cancelled_code;
+    exit.ran = started::no;
+    exit.message = timed_out ? "timed out before it started" : "cancelled before it started";
+    return exit;
 }
 
 exec_fsm::steps exec_fsm::on_exited(int returncode) {
     if (phase_ == phase::running) {
-        return finish({exit_reason::exited, returncode, started::yes, {}, std::nullopt});
+        exec_exit exit;
+        exit.reason = exit_reason::exited;
+        exit.returncode = returncode;
+        exit.ran = started::yes;
+        return finish(std::move(exit));
     }
     if (phase_ == phase::ending) {
         unconfirmed_.clear();
@@ -177,9 +221,11 @@ exec_fsm::steps exec_fsm::on_refused(std::string message) {
     if (phase_ != phase::running) {
         return {};
     }
-    exec_exit exit{exit_reason::failed, std::nullopt, output_seen_ ? started::yes : started::unknown,
-                   "the platform ended the command: " + message, std::nullopt};
-    exit.error.emplace(error_name::cloud_error, exit.message);
+    exec_exit exit;
+    exit.reason = exit_reason::failed;
+    exit.ran = output_seen_ ? started::yes : started::unknown;
+    exit.message = "the platform ended the command: " + message;
+    exit.error.emplace(error_name::outcome_unknown, exit.message);
     return finish(std::move(exit));
 }
 
@@ -191,10 +237,11 @@ exec_fsm::steps exec_fsm::on_cut(const cloud::failure& why) {
     if (phase_ != phase::running) {
         return {};
     }
-    exec_exit exit{exit_reason::lost, std::nullopt, output_seen_ ? started::yes : started::unknown,
-                   "the connection to the command was lost (" + why.message +
-                       "); it may still be running, its outcome is unknown, and it was not run again",
-                   std::nullopt};
+    exec_exit exit;
+    exit.reason = exit_reason::lost;
+    exit.ran = output_seen_ ? started::yes : started::unknown;
+    exit.message = "the connection to the command was lost (" + why.message +
+                   "); it may still be running, its outcome is unknown, and it was not run again";
     exit.error.emplace(error_name::outcome_unknown, exit.message);
     return finish(std::move(exit));
 }

@@ -35,6 +35,7 @@ struct exec_exit {
     started ran = started::unknown;
     std::string message; // for people; empty when there is nothing to say
     std::optional<rpc_error> error;
+    bool kill_unconfirmed = false; // timed out or cancelled, but its processes may still be running
 };
 
 struct exec_limits {
@@ -72,6 +73,7 @@ public:
     steps on_waited();
     steps on_sent();                                                     // the platform has begun to answer: 200
     steps on_send_failed(milliseconds now, const cloud::failure& failure);
+    steps on_not_sent(rpc_error error);                                  // what it needs could not be put in place
     steps on_output();                                                   // each piece
     steps on_exited(int returncode);
     steps on_refused(std::string message);                               // the stream's {"error": ...} line
@@ -80,6 +82,7 @@ public:
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why);
     steps on_lingered();
+    steps on_daemon_stopping();                                          // whatever runs goes on without us
 
     bool done() const noexcept { return phase_ == phase::done; }
     bool acquiring() const noexcept { return phase_ == phase::acquiring; }
@@ -93,6 +96,7 @@ private:
     enum class phase { acquiring, sending, running, ending, done };
 
     steps finish(exec_exit exit);
+    steps fail_unstarted(rpc_error error);
     steps end(exit_reason why);
     exec_exit ended() const;
     exec_exit ended_unstarted() const;

@@ -1,0 +1,320 @@
+#include "exec/session.hpp"
+
+#include "core/cloud_error.hpp"
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::exec {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds platform_cap{1800};  // on one command (P)
+constexpr std::chrono::seconds platform_slack{30};  // so that our own clock, not the platform's, ends a command
+constexpr std::chrono::seconds kill_patience{10};   // for the command that kills
+constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
+
+std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
+                                std::chrono::steady_clock::time_point until) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(until - then);
+}
+
+} // namespace
+
+session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account, request request,
+                 std::weak_ptr<subscriber> subscriber)
+    : executor_(executor), manager_(manager), account_(account), request_(std::move(request)),
+      command_(core::build_attached(request_.command, request_.exec_id)), subscriber_(std::move(subscriber)),
+      queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
+      ended_(executor), first_generation_(manager.generation(request_.key)), asked_at_(std::chrono::steady_clock::now()) {}
+
+void session::start() { apply(fsm_.begin()); }
+
+std::chrono::milliseconds session::now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+std::chrono::milliseconds session::elapsed() const {
+    return since(asked_at_, fsm_.done() ? done_at_ : std::chrono::steady_clock::now());
+}
+
+std::string_view session::phase() const noexcept {
+    if (fsm_.done()) {
+        return "done";
+    }
+    if (fsm_.ending()) {
+        return "ending";
+    }
+    if (fsm_.running()) {
+        return "running";
+    }
+    return fsm_.acquiring() ? "queued" : "starting";
+}
+
+void session::apply(const core::exec_fsm::steps& steps) {
+    for (const core::exec_fsm::step& step : steps) {
+        perform(step);
+    }
+}
+
+void session::perform(const core::exec_fsm::step& step) {
+    using action = core::exec_fsm::action;
+    switch (step.what) {
+    case action::release_bad:
+        manager_.distrust(request_.key);
+        lease_.release();
+        deadline_.cancel();
+        [[fallthrough]];
+    case action::acquire: spawn(acquire()); break;
+    case action::send: spawn(send()); break;
+    case action::read: spawn(read()); break;
+    case action::kill: spawn(kill()); break;
+    case action::wait: after(pause_, step.delay, &session::waited); break;
+    case action::linger: after(linger_, step.delay, &session::lingered); break;
+    case action::arm:
+        if (request_.timeout) {
+            after(deadline_, std::min(*request_.timeout, longest_timeout), &session::deadline);
+        }
+        break;
+    case action::finish: finish(); break;
+    }
+}
+
+// Each coroutine keeps the session alive and ends by telling the machine something, or silently when it is cancelled.
+void session::spawn(asio::awaitable<void> coroutine) {
+    // A signal of its own, since one coroutine starts the next before it has quite ended.
+    const auto stop = std::make_shared<asio::cancellation_signal>();
+    std::erase_if(coroutines_, [](const auto& each) { return each.expired(); });
+    coroutines_.push_back(stop);
+    asio::co_spawn(executor_, std::move(coroutine),
+                   asio::bind_cancellation_slot(stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
+                       try {
+                           if (problem) {
+                               std::rethrow_exception(problem);
+                           }
+                       } catch (const boost::system::system_error& cancelled) {
+                           if (cancelled.code() != asio::error::operation_aborted) {
+                               spdlog::error("exec {}: {}", self->id(), cancelled.what());
+                           }
+                       } catch (const std::exception& unexpected) {
+                           spdlog::error("exec {}: {}", self->id(), unexpected.what());
+                       }
+                   }));
+}
+
+void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay, void (session::*then)()) {
+    timer.expires_after(delay);
+    timer.async_wait([self = shared_from_this(), then](boost::system::error_code error) {
+        if (!error) {
+            (self.get()->*then)();
+        }
+    });
+}
+
+asio::awaitable<void> session::acquire() {
+    const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
+        if (const std::shared_ptr<subscriber> listener = self->subscriber_.lock()) {
+            listener->on_progress(self->key(), news);
+        }
+    };
+    std::optional<rpc_error> refused;
+    try {
+        lease_ = co_await manager_.acquire(request_.key, request_.want, request_.exec_id, progress);
+    } catch (const rpc_error& error) {
+        refused = error;
+    }
+    if (refused) {
+        apply(fsm_.on_not_acquired(std::move(*refused)));
+        co_return;
+    }
+    generation_ = lease_.record().generation;
+    sandbox_id_ = lease_.record().sandbox_id;
+    recreated_ = recreated_ || (first_generation_ != 0 && generation_ != first_generation_);
+    state_lost_ = state_lost_ || lease_.how().state_lost;
+    apply(fsm_.on_acquired());
+    if (fsm_.done()) {
+        lease_.release(); // cancelled at the last moment
+    }
+}
+
+asio::awaitable<void> session::send() {
+    for (const core::upload& each : command_.uploads) {
+        const auto put = account_.observe(co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
+        if (!put.has_value()) {
+            const cloud::failure failure = put.error();
+            if (failure.effect_unknown()) {
+                apply(fsm_.on_not_sent(core::error_from(failure, "putting the command's input in place")));
+            } else {
+                apply(fsm_.on_send_failed(now(), failure));
+            }
+            co_return;
+        }
+    }
+    auto sent = co_await account_.cloud().exec(sandbox_id_, command_.argv, server_timeout());
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        const cloud::failure failure = sent.error();
+        apply(fsm_.on_send_failed(now(), failure));
+        co_return;
+    }
+    stream_ = std::move(*sent);
+    apply(fsm_.on_sent());
+}
+
+std::chrono::seconds session::server_timeout() const {
+    if (!request_.timeout) {
+        return platform_cap;
+    }
+    return std::min(platform_cap, std::chrono::ceil<std::chrono::seconds>(
+                                      std::min(*request_.timeout, longest_timeout)) + platform_slack);
+}
+
+asio::awaitable<void> session::read() {
+    // Of this frame, so that its connection goes when the reading ends and not when the session is forgotten.
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(stream_);
+    while (!fsm_.done()) {
+        while (queue_.full()) {
+            co_await room_.wait();
+        }
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
+            const bool idle = !queue_.can_take();
+            queue_.push(output->is_stderr ? core::output_stream::err : core::output_stream::out, output->text);
+            apply(fsm_.on_output());
+            if (idle) {
+                ready();
+            }
+        } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            apply(fsm_.on_exited(exited->returncode));
+            co_return;
+        } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            apply(fsm_.on_refused(refused->message));
+            co_return;
+        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            apply(fsm_.on_cut(cut->why));
+            co_return;
+        }
+    }
+}
+
+asio::awaitable<void> session::kill() {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer patience(executor_, kill_patience);
+    const auto outcome = co_await (run_kill_command() || patience.async_wait(asio::use_awaitable));
+    const std::string why =
+        outcome.index() == 0 ? std::get<0>(outcome) : std::string("the platform did not answer in time");
+    if (!why.empty()) {
+        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), why);
+    }
+    apply(fsm_.on_killed(why.empty(), why));
+}
+
+asio::awaitable<std::string> session::run_kill_command() {
+    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(id(), fsm_.signal()), kill_patience);
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        const cloud::failure failure = sent.error();
+        if (failure.kind == cloud::failure_kind::conflict) {
+            co_return std::string(); // the sandbox does not run, so nothing in it does
+        }
+        co_return failure.message;
+    }
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    for (;;) {
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            co_return exited->returncode == 0 ? std::string() : std::string("some of them did not end");
+        }
+        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            co_return refused->message;
+        }
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            co_return cut->why.message;
+        }
+    }
+}
+
+void session::finish() {
+    done_at_ = std::chrono::steady_clock::now();
+    for (const auto& each : coroutines_) {
+        if (const auto stop = each.lock()) {
+            stop->emit(asio::cancellation_type::terminal);
+        }
+    }
+    pause_.cancel();
+    deadline_.cancel();
+    linger_.cancel();
+    lease_.release();
+    command_ = {}; // an ended command is remembered for a while, its input need not be
+    request_.command = {};
+    ended_.notify_all();
+    const core::exec_exit& exit = fsm_.exit();
+    spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()), core::to_string(exit.reason),
+                 exit.returncode ? std::to_string(*exit.returncode) : "-", elapsed().count(), output_bytes(),
+                 exit.message.empty() ? "" : ": ", exit.message);
+    ready();
+}
+
+std::string session::message() const {
+    std::string text = fsm_.exit().message;
+    if (state_lost_) {
+        text += text.empty() ? "" : "; ";
+        text += "the sandbox known before is gone, with its files: this ran in a new, empty one";
+    }
+    return text;
+}
+
+asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
+    const auto self = shared_from_this();
+    if (fsm_.done()) {
+        co_return cancel_outcome{true, "it had already ended"};
+    }
+    apply(fsm_.on_cancel(signal));
+    while (!fsm_.done()) {
+        co_await ended_.wait();
+    }
+    co_return cancel_outcome{!fsm_.exit().kill_unconfirmed, fsm_.exit().message};
+}
+
+void session::stop_with_daemon() { apply(fsm_.on_daemon_stopping()); }
+
+void session::detach() {
+    subscriber_.reset();
+    queue_.abandon();
+    room_.notify_all();
+}
+
+std::optional<core::output_chunk> session::take(std::size_t most) {
+    std::optional<core::output_chunk> chunk = queue_.take(most);
+    if (chunk && !queue_.full()) {
+        room_.notify_all();
+    }
+    return chunk;
+}
+
+bool session::acknowledge(std::uint64_t offset) {
+    const bool closed = !queue_.empty() && !queue_.can_take();
+    if (!queue_.acknowledge(offset)) {
+        return false;
+    }
+    if (closed && queue_.can_take()) {
+        ready();
+    }
+    return true;
+}
+
+void session::ready() {
+    if (const std::shared_ptr<subscriber> listener = subscriber_.lock()) {
+        listener->on_ready(shared_from_this());
+    }
+}
+
+} // namespace sandboxd::exec

@@ -1,0 +1,88 @@
+#include "sandbox/account.hpp"
+
+#include "base/fingerprint.hpp"
+#include "core/cloud_error.hpp"
+#include "sys/file.hpp"
+#include "sys/settings.hpp"
+#include "sys/version.hpp"
+
+#include <spdlog/spdlog.h>
+
+namespace sandboxd::sandbox {
+namespace asio = boost::asio;
+
+namespace {
+
+std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor, const std::string& base_url) {
+    cloud::client_options options;
+    options.base_url = base_url;
+    options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
+    return std::make_unique<cloud::client>(executor, std::move(options));
+}
+
+} // namespace
+
+account::account(asio::any_io_executor executor, std::string base_url, secret key, std::filesystem::path state_dir)
+    : executor_(std::move(executor)), base_url_(std::move(base_url)), state_dir_(std::move(state_dir)),
+      key_(std::move(key)), client_(make_client(executor_, base_url_)) {
+    if (!key_.empty()) {
+        fingerprint_ = key_fingerprint(key_);
+        client_->set_key(key_);
+    }
+}
+
+void account::require_configured() const {
+    if (!configured()) {
+        throw rpc_error(error_name::not_configured, "the daemon has no DeepInfra API key yet");
+    }
+}
+
+asio::awaitable<void> account::set_key(secret key) {
+    try {
+        sys::check_api_key(key);
+    } catch (const std::invalid_argument& problem) {
+        throw rpc_error(error_name::invalid_params, problem.what());
+    }
+    if (key == key_ && !key_refused_) {
+        co_return;
+    }
+    if (configured() && key != key_ && !key_refused_) {
+        throw rpc_error(error_name::account_mismatch,
+                        "this daemon already works with another API key (fingerprint " + fingerprint_ + ")");
+    }
+    const std::unique_ptr<cloud::client> trial = make_client(executor_, base_url_);
+    trial->set_key(key);
+    const auto listed = co_await trial->list();
+    if (!listed.has_value()) {
+        throw core::error_from(listed.error(), "trying the API key");
+    }
+    try {
+        sys::atomic_write(state_dir_ / "api-key", std::string(key.reveal()) + "\n", 0600);
+    } catch (const std::exception& problem) {
+        throw rpc_error(error_name::internal_error, std::string("the API key could not be kept: ") + problem.what());
+    }
+    key_ = std::move(key);
+    fingerprint_ = key_fingerprint(key_);
+    client_->set_key(key_);
+    note_success();
+    spdlog::info("a client handed over the API key (fingerprint {})", fingerprint_);
+}
+
+void account::note_success() {
+    key_refused_ = false;
+    unreachable_.reset();
+}
+
+void account::note(const cloud::failure& failure) {
+    using kind = cloud::failure_kind;
+    if (failure.kind == kind::unreachable || failure.kind == kind::interrupted) {
+        unreachable_ = failure.message;
+        return;
+    }
+    unreachable_.reset(); // any status at all is an answer
+    if (failure.kind == kind::unauthorized) {
+        key_refused_ = true;
+    }
+}
+
+} // namespace sandboxd::sandbox

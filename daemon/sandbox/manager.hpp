@@ -1,0 +1,190 @@
+// Owns every sandbox of ours: one entry a key, at most one life-cycle operation an entry at a time.
+//
+// Lifetimes. The manager lives as long as the daemon. An entry lives as long as the manager once its key was asked for
+// (the record in it may say "absent"). An operation (bringing up, stopping, deleting) belongs to its entry and outlives
+// whoever asked for it: askers wait for it and may leave; several who want the same share it. A lease keeps a sandbox
+// from being stopped and lives as long as a command.
+//
+// One gate an entry: it is stopped only with no lease and no other operation; whoever comes while it is being stopped
+// waits and then starts it. Everything runs on the daemon's one thread; nothing here locks.
+//
+// Errors are rpc_error; a cancelled wait throws system_error(operation_aborted) and leaves the operation running.
+#pragma once
+
+#include "base/condition.hpp"
+#include "core/bring_up_fsm.hpp"
+#include "core/sandbox_record.hpp"
+#include "core/shut_down_fsm.hpp"
+#include "sandbox/account.hpp"
+#include "store/state_store.hpp"
+#include "sys/peer.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace sandboxd::sandbox {
+
+struct manager_options {
+    std::string instance; // of this daemon, see store/instance.hpp
+    std::string plan;     // for new sandboxes whose asker names none; empty: the platform's default
+    std::chrono::milliseconds idle_stop{300'000};
+    std::chrono::seconds server_timeout{3600};
+    int max_active = 5;
+};
+
+// What an asker wants of a sandbox that may have to be made. One that exists stays as it was made.
+struct wanted {
+    bool persistent = true;
+    std::string plan; // empty: manager_options::plan
+};
+
+// How a bring-up gets on, for the one who waits for it.
+struct progress {
+    core::life_state state = core::life_state::unknown;
+    std::string text;
+    std::chrono::milliseconds waited{0};
+};
+using progress_callback = std::function<void(const progress&)>;
+
+struct ensured {
+    bool created = false;    // this call's bring-up made it
+    bool resumed = false;    // ... or started it
+    bool state_lost = false; // the one known before was gone, with its files
+};
+
+// One sandbox, as status shows it.
+struct view {
+    core::sandbox_record record;
+    std::optional<std::chrono::milliseconds> idle; // nothing while in use or not running
+    std::vector<std::string> running;              // exec ids
+    std::string awake_because;                     // empty when not running
+    std::size_t holders = 0;
+};
+
+// Whose sandbox: a key, or the cloud's id of one that a record knows.
+struct selector {
+    std::optional<core::sandbox_key> key;
+    std::string id;
+};
+
+enum class release_mode { keep, stop, terminate };
+enum class release_action { kept, stopped, terminated, none };
+
+// Of this directory only, see entry.hpp.
+class entry;
+struct operation;
+enum class operation_kind : int;
+
+// A running sandbox, held. Movable; letting go of it is the end of the use.
+class lease {
+public:
+    lease() = default;
+    lease(std::shared_ptr<entry> held, ensured how, std::string exec_id, std::function<void()> on_release);
+    lease(lease&& other) noexcept = default;
+    lease& operator=(lease&& other) noexcept;
+    ~lease() { release(); }
+
+    explicit operator bool() const noexcept { return entry_ != nullptr; }
+    const core::sandbox_record& record() const noexcept;
+    const ensured& how() const noexcept { return how_; } // it came to run
+    void release() noexcept;
+
+private:
+    std::shared_ptr<entry> entry_;
+    ensured how_;
+    std::string exec_id_;
+    std::function<void()> on_release_;
+};
+
+class manager {
+public:
+    manager(boost::asio::any_io_executor executor, account& account, store::state_store& store,
+            manager_options options);
+    ~manager();
+    manager(const manager&) = delete;
+    manager& operator=(const manager&) = delete;
+
+    // Before anything else: what the last daemon knew.
+    void adopt(std::vector<core::sandbox_record> records);
+
+    // Reconciles with the cloud until that has worked once, then reaps; runs until cancelled.
+    boost::asio::awaitable<void> run();
+    bool reconciled() const noexcept { return reconciled_; }
+    void reconcile_soon(); // the key has come, the network is back
+
+    // A running sandbox for `key`: at once if it is known to run, else by the key's one bring-up. `holder`, if given, is
+    // counted among those who want it kept.
+    boost::asio::awaitable<ensured> ensure(core::sandbox_key key, wanted want, progress_callback on_progress,
+                                           std::optional<sys::process_identity> holder);
+
+    // The same, and held for a command.
+    boost::asio::awaitable<lease> acquire(core::sandbox_key key, wanted want, std::string exec_id,
+                                          progress_callback on_progress);
+    // The platform refused a command because the sandbox is not running or not there: look before the next use.
+    void distrust(const core::sandbox_key& key);
+
+    boost::asio::awaitable<void> stop(selector which, bool force);
+    boost::asio::awaitable<std::string> terminate(selector which, bool force); // the id it had
+    struct released {
+        release_action action = release_action::none;
+        std::size_t holders = 0; // others, alive
+        std::string message;
+    };
+    boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode, sys::process_identity holder);
+
+    view get(const selector& which); // throws sandbox_not_found
+    core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
+    // Of a key's newest boot; 0 before the first.
+    std::uint64_t generation(const core::sandbox_key& key) const;
+    std::vector<view> list();
+    int active() const;
+    // What a person should look at: records of another account, a reconcile that does not succeed.
+    std::vector<std::string> complaints() const;
+
+private:
+    std::shared_ptr<entry> entry_for(const core::sandbox_key& key);
+    std::shared_ptr<entry> find(const selector& which);
+    bool is_of_account(const entry& each) const;
+    void check_account(const entry& each) const; // throws not_configured, account_mismatch
+    std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind, const wanted& want);
+    boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
+                                          progress_callback on_progress);
+    boost::asio::awaitable<void> shut_down(std::shared_ptr<entry> each, operation_kind kind, bool force);
+    boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
+    boost::asio::awaitable<void> run_shut_down(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
+    void settle(const std::shared_ptr<entry>& each, const std::shared_ptr<operation>& op);
+    boost::asio::awaitable<void> save();
+    boost::asio::awaitable<bool> reconcile();
+    boost::asio::awaitable<void> reconcile_until_done();
+    void apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
+    void rebind(entry& each, const std::vector<cloud::sandbox_info>& listing);
+    boost::asio::awaitable<void> reap();
+    bool is_in_use(const entry& each) const;
+    view view_of(const entry& each) const;
+    std::size_t count_holders(entry& each);
+    static std::chrono::milliseconds now();
+
+    boost::asio::any_io_executor executor_;
+    account& account_;
+    store::state_store& store_;
+    manager_options options_;
+    std::map<core::sandbox_key, std::shared_ptr<entry>> entries_;
+    // Something that the reaper's next look depends on has changed. Shared, because a lease may outlive the manager when
+    // the io_context is torn down.
+    std::shared_ptr<condition> activity_;
+    condition reconcile_wanted_;
+    bool reconciled_ = false;
+    std::string reconcile_trouble_;
+};
+
+} // namespace sandboxd::sandbox

@@ -1,0 +1,200 @@
+// The thin shells that carry out what the life-cycle machines decide (core/bring_up_fsm, core/shut_down_fsm).
+#include "core/bring_up_fsm.hpp"
+#include "core/shut_down_fsm.hpp"
+
+#include "base/id.hpp"
+#include "sandbox/entry.hpp"
+#include "sandbox/manager.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <spdlog/spdlog.h>
+
+#include <exception>
+
+namespace sandboxd::sandbox {
+namespace asio = boost::asio;
+
+namespace {
+
+asio::awaitable<void> pause(const asio::any_io_executor& executor, std::chrono::milliseconds delay) {
+    asio::steady_timer timer(executor, delay);
+    co_await timer.async_wait(asio::use_awaitable);
+}
+
+} // namespace
+
+std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, operation_kind kind, const wanted& want) {
+    auto op = std::make_shared<operation>();
+    op->kind = kind;
+    op->want = want;
+    op->since = now();
+    each->current = op;
+    // Detached: it belongs to the entry, not to the one who asked. It settles whatever happens.
+    asio::co_spawn(
+        executor_,
+        [this, each, op]() -> asio::awaitable<void> {
+            try {
+                if (op->kind == operation_kind::bring_up) {
+                    co_await run_bring_up(each, op);
+                } else {
+                    co_await run_shut_down(each, op);
+                }
+            } catch (const std::exception& problem) {
+                op->error.emplace(error_name::internal_error, problem.what());
+            }
+            settle(each, op);
+        },
+        asio::detached);
+    return op;
+}
+
+void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<operation>& op) {
+    const std::string who = describe(each->record.key);
+    if (op->error) {
+        spdlog::warn("{}: {}", who, op->error->what());
+    } else {
+        spdlog::info("{}: {} after {} ms (sandbox {})", who, core::to_string(each->record.state),
+                     (now() - op->since).count(), each->record.sandbox_id.empty() ? "-" : each->record.sandbox_id);
+    }
+    op->done = true;
+    each->current.reset();
+    each->last_used = now();
+    each->changed.notify_all();
+    activity_->notify_all();
+    const bool forgotten = each->record.state == core::life_state::absent && !each->record.create_pending &&
+                           !each->record.persistent;
+    if (forgotten) {
+        // A lasting key keeps its generation, which must never be given twice; a one-session key never comes again.
+        entries_.erase(each->record.key);
+    }
+}
+
+asio::awaitable<void> manager::save() {
+    std::vector<core::sandbox_record> records;
+    for (const auto& [key, each] : entries_) {
+        if (each->record.generation != 0 || !each->record.sandbox_id.empty() || each->record.create_pending) {
+            records.push_back(each->record);
+        }
+    }
+    co_await store_.save(std::move(records));
+}
+
+asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op) {
+    using action = core::bring_up_fsm::action;
+    core::sandbox_record& record = each->record;
+    if (record.sandbox_id.empty() && !record.create_pending) {
+        record.persistent = op->want.persistent;
+        record.plan = op->want.plan.empty() ? options_.plan : op->want.plan;
+        record.base_url = account_.base_url();
+        record.fingerprint = account_.fingerprint();
+    }
+    core::bring_up_fsm machine(record, random_hex(8), options_.instance);
+    core::bring_up_fsm::step step = machine.begin(now());
+    for (;;) {
+        op->doing = machine.doing();
+        each->changed.notify_all();
+        switch (step.what) {
+        case action::save: {
+            std::string trouble;
+            try {
+                co_await save();
+            } catch (const std::exception& problem) {
+                trouble = problem.what();
+            }
+            step = trouble.empty() ? machine.on_saved(now()) : machine.on_save_failed(now(), trouble);
+            break;
+        }
+        case action::get: {
+            const auto got = account_.observe(co_await account_.cloud().get(record.sandbox_id));
+            step = machine.on_get(now(), got);
+            break;
+        }
+        case action::list: {
+            const auto listed = account_.observe(co_await account_.cloud().list());
+            step = machine.on_list(now(), listed);
+            break;
+        }
+        case action::create: {
+            cloud::create_request request{record.plan, core::tags_for(record, options_.instance),
+                                          options_.server_timeout};
+            const auto created = account_.observe(co_await account_.cloud().create(std::move(request)));
+            step = machine.on_create(now(), created);
+            break;
+        }
+        case action::start: {
+            const auto started = account_.observe(co_await account_.cloud().start(record.sandbox_id));
+            step = machine.on_start(now(), started);
+            break;
+        }
+        case action::remove: {
+            const auto removed = account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            step = machine.on_remove(now(), removed);
+            break;
+        }
+        case action::wait: {
+            co_await pause(executor_, step.delay);
+            step = machine.on_waited(now());
+            break;
+        }
+        case action::done:
+            op->outcome = {machine.created(), machine.resumed(), machine.state_lost()};
+            co_return;
+        case action::fail: {
+            op->error = step.error;
+            co_await save(); // what the record says now, an open intent above all
+            co_return;
+        }
+        }
+    }
+}
+
+asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::shared_ptr<operation> op) {
+    using action = core::shut_down_fsm::action;
+    using goal = core::shut_down_fsm::goal;
+    core::sandbox_record& record = each->record;
+    if (record.create_pending) {
+        op->error.emplace(error_name::outcome_unknown,
+                          "whether a sandbox was made for " + describe(record.key) + " is not known yet");
+        co_return;
+    }
+    const bool stopping = op->kind == operation_kind::stop;
+    op->doing = stopping ? "stopping the sandbox" : "deleting the sandbox";
+    core::shut_down_fsm machine(record, stopping ? goal::stopped : goal::deleted);
+    core::shut_down_fsm::step step = machine.begin(now());
+    for (;;) {
+        switch (step.what) {
+        case action::get: {
+            const auto got = account_.observe(co_await account_.cloud().get(record.sandbox_id));
+            step = machine.on_get(now(), got);
+            break;
+        }
+        case action::list: {
+            const auto listed = account_.observe(co_await account_.cloud().list());
+            step = machine.on_list(now(), listed);
+            break;
+        }
+        case action::stop: {
+            const auto stopped = account_.observe(co_await account_.cloud().stop(record.sandbox_id));
+            step = machine.on_stop(now(), stopped);
+            break;
+        }
+        case action::remove: {
+            const auto removed = account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            step = machine.on_remove(now(), removed);
+            break;
+        }
+        case action::wait: {
+            co_await pause(executor_, step.delay);
+            step = machine.on_waited(now());
+            break;
+        }
+        case action::fail: op->error = step.error; [[fallthrough]];
+        case action::done: co_await save(); co_return;
+        }
+    }
+}
+
+} // namespace sandboxd::sandbox

@@ -1,0 +1,129 @@
+// Comparing what the records say with what the cloud says: at the start, and when asked to.
+//
+// One listing serves all records. A failed one changes nothing and is tried again. A record that somebody works on is
+// left to that somebody.
+#include "core/backoff.hpp"
+#include "core/cloud_error.hpp"
+#include "sandbox/entry.hpp"
+#include "sandbox/manager.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace sandboxd::sandbox {
+namespace asio = boost::asio;
+
+using namespace asio::experimental::awaitable_operators;
+
+asio::awaitable<void> manager::run() { co_await (reconcile_until_done() && reap()); }
+
+void manager::reconcile_soon() { reconcile_wanted_.notify_all(); }
+
+asio::awaitable<void> manager::reconcile_until_done() {
+    core::backoff retry(std::chrono::milliseconds(500), std::chrono::milliseconds(30'000));
+    for (;;) {
+        if (!account_.configured()) {
+            co_await reconcile_wanted_.wait();
+            continue;
+        }
+        if (co_await reconcile()) {
+            reconciled_ = true;
+            reconcile_trouble_.clear();
+            retry.reset();
+            activity_->notify_all();
+            co_await reconcile_wanted_.wait();
+            continue;
+        }
+        asio::steady_timer timer(executor_, retry.next());
+        co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
+    }
+}
+
+asio::awaitable<bool> manager::reconcile() {
+    const bool anything = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
+        return !each.second->record.sandbox_id.empty() || each.second->record.create_pending;
+    });
+    if (!anything) {
+        co_return true; // nothing to compare, so the cloud need not be asked
+    }
+    // What is touched while the listing is under way is newer than the listing.
+    std::vector<std::shared_ptr<entry>> quiet;
+    for (const auto& [key, each] : entries_) {
+        if (!is_in_use(*each)) {
+            quiet.push_back(each);
+        }
+    }
+    const std::chrono::milliseconds asked = now();
+    const auto listed = account_.observe(co_await account_.cloud().list());
+    if (!listed.has_value()) {
+        reconcile_trouble_ = core::error_from(listed.error(), "listing the sandboxes").what();
+        spdlog::warn("reconcile: {}", reconcile_trouble_);
+        co_return false;
+    }
+    for (const std::shared_ptr<entry>& each : quiet) {
+        if (!is_in_use(*each) && each->last_used <= asked) {
+            rebind(*each, *listed);
+            apply_listing(*each, *listed);
+        }
+    }
+    try {
+        co_await save();
+    } catch (const std::exception& problem) {
+        spdlog::error("reconcile: {}", problem.what()); // health shows it; the next change writes everything again
+    }
+    co_return true;
+}
+
+// A listing under another key that shows a sandbox with our tags proves that the key is of the same account.
+void manager::rebind(entry& each, const std::vector<cloud::sandbox_info>& listing) {
+    core::sandbox_record& record = each.record;
+    if (record.base_url != account_.base_url() || record.fingerprint == account_.fingerprint() ||
+        record.sandbox_id.empty()) {
+        return;
+    }
+    const std::string owner(core::tag::owner);
+    const std::string instance(core::tag::instance);
+    for (const cloud::sandbox_info& seen : listing) {
+        const bool ours = seen.tags.contains(owner) && seen.tags.at(owner) == core::tag::owner_value &&
+                          seen.tags.contains(instance) && seen.tags.at(instance) == options_.instance;
+        if (seen.id == record.sandbox_id && ours) {
+            record.fingerprint = account_.fingerprint();
+        }
+    }
+}
+
+void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing) {
+    core::sandbox_record& record = each.record;
+    if (!is_of_account(each)) {
+        return; // another account's listing says nothing about it
+    }
+    if (record.create_pending || record.sandbox_id.empty()) {
+        return; // the next bring-up looks for it by its tag
+    }
+    const auto found = std::find_if(listing.begin(), listing.end(),
+                                    [&](const cloud::sandbox_info& seen) { return seen.id == record.sandbox_id; });
+    const core::life_state state =
+        found == listing.end() ? core::life_state::absent : core::life_state_of(found->state);
+    if (state == core::life_state::absent) {
+        spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key), record.sandbox_id);
+        record.sandbox_id.clear();
+        record.state = state;
+        return;
+    }
+    if (state == core::life_state::running) {
+        if (record.state != core::life_state::running && record.state != core::life_state::unknown) {
+            ++record.generation; // it has booted since it was last seen
+        }
+        each.last_used = now(); // how long it has been idle is not known: the count starts anew
+    }
+    if (state != core::life_state::unknown) {
+        record.state = state;
+    }
+}
+
+} // namespace sandboxd::sandbox

@@ -55,7 +55,7 @@ def fake(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[ShellDaemon]:
-    workspace = tmp_path / "workspace"
+    workspace = tmp_path / "ws"
     workspace.mkdir()
     daemon = ShellDaemon(tmp_path / "shell.sock", workspace)
     yield daemon

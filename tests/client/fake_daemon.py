@@ -246,10 +246,10 @@ class ShellDaemon(FakeDaemon):
 
     def _run(self, peer: Peer, params: Message) -> None:
         exec_id = params["exec_id"]
-        script = decode(params["script"]).decode().replace("/workspace", str(self.directory))
+        script = decode(params["script"]).replace(b"/workspace", os.fsencode(self.directory))
         stdin = params.get("stdin")
         child = subprocess.Popen(
-            ["bash", "-lc" if params.get("login") else "-c", script],
+            [b"bash", b"-lc" if params.get("login") else b"-c", script],
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,8 @@ class TerminalEnvironmentProvider(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        ...
 
     @property
     def display_name(self) -> str:
@@ -40,7 +41,8 @@ class TerminalEnvironmentProvider(abc.ABC):
         return frozenset()
 
     @abc.abstractmethod
-    def is_available(self) -> bool: ...
+    def is_available(self) -> bool:
+        ...
 
     def check_requirements(self, config: dict[str, Any]) -> bool:
         return self.is_available()
@@ -67,4 +69,5 @@ class TerminalEnvironmentProvider(abc.ABC):
         image: str | None = None,
         container_config: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> Any: ...
+    ) -> Any:
+        ...

@@ -119,10 +119,16 @@ class BaseEnvironment(ABC):
         return "/tmp"
 
     @abstractmethod
-    def cleanup(self) -> None: ...
+    def cleanup(self) -> None:
+        ...
 
     def _run_bash(
-        self, cmd_string: str, *, login: bool = False, timeout: int = 120, stdin_data: str | None = None
+        self,
+        cmd_string: str,
+        *,
+        login: bool = False,
+        timeout: int = 120,
+        stdin_data: str | None = None,
     ) -> Any:
         raise NotImplementedError
 
@@ -153,7 +159,11 @@ class BaseEnvironment(ABC):
         lines = []
         if self._snapshot_ready:
             lines.append(f"source {self._snapshot_path} >/dev/null 2>&1 || true")
-        lines += [f"cd -- {shlex.quote(cwd)} || exit 126", f"eval {shlex.quote(command)}", "__code=$?"]
+        lines += [
+            f"cd -- {shlex.quote(cwd)} || exit 126",
+            f"eval {shlex.quote(command)}",
+            "__code=$?",
+        ]
         if self._snapshot_ready:
             lines.append(f"{self._save()} || true")
         return "\n".join([*lines, self._marker_line(), "exit $__code"])

@@ -1,0 +1,408 @@
+"""The environment on the stub of hermes's base class, against a daemon that runs scripts here."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+from fake_daemon import NO_ANSWER, Message, Peer, Refusal, ShellDaemon, decode, eventually
+
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
+from deepinfra_sandboxd.provider import DeepInfraProvider
+from tools import interrupt
+from tools.environments.base import EnvironmentConnectionError, set_activity_callback
+
+
+def make(provider: DeepInfraProvider, **options: Any) -> DeepInfraEnvironment:
+    arguments = {"cwd": "/root", "timeout": 20, "task_id": "default", **options}
+    environment = provider.create_environment(**arguments)
+    assert isinstance(environment, DeepInfraEnvironment)
+    return environment
+
+
+def refuse(name: str, text: str, hint: str = "") -> Any:
+    def handler(peer: Peer, params: Message) -> Message:
+        raise Refusal(name, text, hint=hint)
+
+    return handler
+
+
+def on_thread(name: str, call: Any) -> Any:
+    box: list[Any] = []
+    thread = threading.Thread(target=lambda: box.append(call()), name=name)
+    thread.start()
+    thread.join(20)
+    return box[0]
+
+
+def restart(shell: ShellDaemon) -> None:
+    """The platform stopped the sandbox: what a stop takes with it is gone."""
+    subprocess.run("rm -f /tmp/hermes-snap-*", shell=True, check=True)
+    shell.generation += 1
+
+
+def test_a_session_keeps_exports_functions_and_directory(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    assert environment.cwd == str(shell.directory)
+    assert environment._snapshot_ready
+    assert environment.execute("exit 3")["returncode"] == 3
+    result = environment.execute("export A=1; f() { echo f$A; }; mkdir d; cd d; echo hi")
+    assert (result["output"].strip(), result["returncode"]) == ("hi", 0)
+    assert result["cwd"] == str(shell.directory / "d") and result["cwd_observed"]
+    result = environment.execute("f; pwd")
+    assert result["output"].split() == ["f1", str(shell.directory / "d")]
+
+
+def test_the_stub_and_hermes_get_the_request_they_mean(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "large")
+    environment = make(provider, task_id="session:1", container_config={"container_cpu": 64})
+    environment.execute("true", timeout=7)
+    bootstrap, command = shell.wait_for("exec.start"), shell.wait_for("exec.start", 2)
+    assert bootstrap["login"] is True and command["login"] is False
+    assert command["key"]["task"] == "session:1" and command["key"]["profile"].startswith("/")
+    assert command["timeout_s"] == 17 and command["merge_output"] is True
+    assert command["plan"] == "large" and command["persistent"] is True
+    assert "stdin" not in command and "argv" not in command
+    assert shell.wait_for("sandbox.ensure")["plan"] == "large"
+
+
+def test_one_ensure_and_one_start_a_command(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    before = len(shell.messages)
+    environment.execute("true")
+    assert shell.methods()[before:] == ["sandbox.ensure", "exec.start"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "no newline", "crlf\r\n\0x", "\udcff\udc80 é\n" * 1000],
+    ids=["empty", "no-newline", "crlf-and-nul", "no-text"],
+)
+def test_stdin_is_delivered_byte_by_byte(
+    shell: ShellDaemon, provider: DeepInfraProvider, content: str
+) -> None:
+    environment = make(provider)
+    result = environment.execute("cat > f; sha256sum < f", stdin_data=content)
+    digest = hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
+    assert result["output"].split()[0] == digest
+    assert environment.execute("cat; echo $?")["output"].strip() == "0"  # no stdin is /dev/null
+
+
+def test_too_much_stdin_is_refused_before_anything_runs(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    result = environment.execute("touch ran; cat > f", stdin_data="x" * (1 << 20))
+    assert result["returncode"] == 125
+    assert "infrastructure error" in result["output"] and "nothing was run" in result["output"]
+    assert not (shell.directory / "ran").exists()
+
+
+def test_output_is_complete_up_to_the_last_byte(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    result = environment.execute("head -c 4000000 /dev/zero | tr '\\0' 'x'; echo; echo €end")
+    assert result["returncode"] == 0
+    assert result["output"] == "x" * 4000000 + "\n€end\n"
+
+
+def test_time_up_keeps_what_was_printed_and_ends_the_command(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    begun = time.monotonic()
+    result = environment.execute("echo before; sleep 60; echo never", timeout=1)
+    assert time.monotonic() - begun < 2
+    assert result["returncode"] == 124
+    assert "before" in result["output"] and "never" not in result["output"]
+    shell.wait_for("exec.cancel")
+    assert environment.execute("echo alive")["output"].strip() == "alive"
+
+
+def test_an_interrupt_is_seen_at_once_even_if_the_daemon_does_not_react(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    shell.ignore_cancel = True
+    thread = threading.get_ident()
+    moment: list[float] = []
+
+    def stop() -> None:
+        moment.append(time.monotonic())
+        interrupt.set_interrupt(True, thread)
+
+    threading.Timer(0.3, stop).start()
+    try:
+        result = environment.execute("echo before; sleep 60")
+        late = time.monotonic() - moment[0]
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert result["returncode"] == 130 and "before" in result["output"]
+    assert late < 0.25
+
+
+def test_a_command_handed_over_goes_on(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    thread = threading.get_ident()
+    threading.Timer(0.2, lambda: interrupt.request_yield(thread)).start()
+    kept: list[Any] = []
+
+    def take(handle: Any, output: str) -> dict[str, Any]:
+        kept.append(handle)
+        return {"output": output, "returncode": 0, "yielded": True}
+
+    begun = time.monotonic()
+    result = environment.execute("echo one; sleep 0.6; echo two", yield_handler=take)
+    assert result["yielded"] and result["output"] == "one\n" and time.monotonic() - begun < 0.5
+    assert kept[0].wait(5) == 0 and "two" in kept[0].stdout.read()
+
+
+def test_a_short_command_does_not_pay_for_hermes_polling(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    """hermes alone would look again after 5, 7, 11, 17, 25, 38, 57, 85, 128 ms."""
+    environment = make(provider)
+    lateness = []
+    for _ in range(5):
+        environment.execute("sleep 0.2; date +%s.%N > ended")
+        lateness.append(time.time() - float((shell.directory / "ended").read_text()))
+    assert sorted(lateness)[2] < 0.06  # includes bash saving the session
+
+
+def test_many_threads_on_one_object(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    results: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        for turn in range(3):
+            output = environment.execute(f"echo {number}-{turn}; sleep 0.02")["output"].strip()
+            assert output == f"{number}-{turn}"
+        results[number] = output
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {number: f"{number}-2" for number in range(8)}
+    assert len(shell.peers) == 1  # one connection for all
+
+
+def test_after_a_restart_the_session_is_made_again_and_said_so(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Any
+) -> None:
+    environment = make(provider)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    environment.execute(f"export A=1; cd {outside}")
+    assert environment.cwd == str(outside)
+    restart(shell)
+    outside.rmdir()
+    result = environment.execute("echo a$A; pwd", cwd=str(outside))
+    assert result["environment_recreated"] is True
+    assert result["returncode"] == 0
+    assert result["output"].split() == ["a", str(shell.directory)]
+    result = environment.execute("pwd")
+    assert "environment_recreated" not in result
+    assert result["output"].strip() == str(shell.directory)
+    # Another session of the same object still believes in the old directory.
+    assert environment.execute("pwd", cwd=str(outside))["returncode"] == 0
+
+
+def test_a_restart_noticed_only_by_the_command_itself(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    original = shell._run
+
+    def restarted(peer: Peer, params: Message) -> None:
+        shell._run = original  # type: ignore[method-assign]
+        restart(shell)
+        peer.output(params["exec_id"], b"ran\n")
+        peer.exit(params["exec_id"], 0, recreated=True)
+
+    shell._run = restarted  # type: ignore[method-assign]
+    result = environment.execute("echo ran")
+    assert result["output"] == "ran\n" and result["environment_recreated"] is True
+    result = environment.execute("echo next")
+    assert "environment_recreated" not in result and environment._snapshot_ready
+
+
+def test_threads_that_meet_a_restart_together_make_the_session_once(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    restart(shell)
+    before = shell.methods().count("exec.start")
+    threads = [
+        threading.Thread(target=environment.execute, args=(f"echo {number}",))
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert shell.methods().count("exec.start") - before == 4 + 1
+
+
+def test_no_daemon_at_creation_is_a_connection_error_with_the_fix(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    shell.stop()
+    with pytest.raises(EnvironmentConnectionError) as caught:
+        make(provider)
+    assert "not running" in caught.value.reason and "systemctl" in caught.value.retry_hint
+
+
+def test_refusals_at_creation_never_read_as_a_time_out(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    shell.on["sandbox.ensure"] = refuse("boot_failed", "boot timeout", "queue-timeout is 300 s")
+    with pytest.raises(EnvironmentConnectionError, match="boot time limit") as caught:
+        make(provider)
+    assert "timeout" not in caught.value.retry_hint
+    assert plain("a TimeoutError") == "a time limitError"
+
+
+def test_no_daemon_later_is_a_result_and_nothing_runs_here(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    shell.stop()
+    result = environment.execute("touch ran-on-the-host; echo $$")
+    assert result["returncode"] == 125
+    assert "infrastructure error, not a command failure" in result["output"]
+    assert "nothing was run" in result["output"] and "systemctl" in result["output"]
+    assert not (shell.directory / "ran-on-the-host").exists()
+    assert not list(shell.directory.parent.glob("**/ran-on-the-host"))
+
+
+def test_the_daemon_going_away_in_the_middle_keeps_the_output_and_does_not_raise(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    original = shell._run
+
+    def vanish(peer: Peer, params: Message) -> None:
+        shell._run = original  # type: ignore[method-assign]
+        peer.output(params["exec_id"], b"some\n")
+        peer.close()
+
+    shell._run = vanish  # type: ignore[method-assign]
+    result = environment.execute("work")
+    assert result["returncode"] == 125
+    assert result["output"].startswith("some\n")
+    assert "was not run again" in result["output"]
+    assert environment.execute("echo back")["output"].strip() == "back"  # it reconnects
+
+
+def test_a_wait_for_the_sandbox_is_interruptible_and_shows_life(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = make(provider)
+    shell.on["sandbox.ensure"] = lambda peer, params: NO_ANSWER
+    thread = threading.get_ident()
+    threading.Timer(0.2, lambda: interrupt.set_interrupt(True, thread)).start()
+    heard: list[str] = []
+    set_activity_callback(heard.append)
+    begun = time.monotonic()
+    monkeypatch.setattr(
+        "tools.environments.base.touch_activity_if_due", lambda state, label: heard.append(label)
+    )
+    try:
+        result = environment.execute("touch ran")
+    finally:
+        interrupt.set_interrupt(False, thread)
+        set_activity_callback(None)
+    assert result["returncode"] == 130 and time.monotonic() - begun < 1
+    assert heard and heard[0].startswith("waiting for the sandbox")
+    assert not (shell.directory / "ran").exists()
+
+
+def test_a_poller_gets_nothing_but_the_commands_own_output(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+
+    def poll(command: str, **options: Any) -> Any:
+        return on_thread("proc-poller-1", lambda: environment.execute(command, **options))
+
+    assert poll("echo 0")["output"] == "0\n"
+    ensured = shell.methods().count("sandbox.ensure")
+    assert poll("echo x; sleep 9", timeout=1)["output"] == ""
+    shell.state = "stopped"
+    assert poll("kill -0 1; echo $?")["output"] == "1\n"
+    assert poll("cat log")["output"] == ""
+    shell.state = "starting"
+    assert poll("kill -0 1; echo $?")["output"] == ""
+    shell.on["sandbox.get"] = refuse("sandbox_not_found", "no such sandbox")
+    assert poll("kill -0 1; echo $?")["output"] == "1\n"
+    shell.on["sandbox.get"] = refuse("shutting_down", "going down")
+    assert poll("kill -0 1; echo $?")["output"] == ""
+    assert shell.methods().count("sandbox.ensure") == ensured  # never started for a poll
+    shell.stop()
+    assert poll("kill -0 1; echo $?") == {"output": "", "returncode": 125}
+
+
+def test_cleanup_lets_go_or_terminates_by_its_cause(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    environment.cleanup()
+    environment.cleanup(force_remove=False)
+    environment.cleanup(force_remove=True)
+    modes = [shell.wait_for("sandbox.release", count)["mode"] for count in (1, 2, 3)]
+    assert modes == ["keep", "keep", "terminate"]
+    assert environment.execute("echo still usable")["returncode"] == 0
+    before = len(shell.messages)
+    environment.__del__()
+    assert len(shell.messages) == before
+    shell.stop()
+    eventually(lambda: not provider._shared_client().post("daemon.ping", {}), "connection is gone")
+    environment.cleanup()
+    environment.cleanup(force_remove=True)
+
+
+def test_another_api_key_is_refused_by_name(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.account = {"configured": True, "fingerprint": fingerprint("the daemon's")}
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
+    with pytest.raises(EnvironmentConnectionError, match="account_mismatch") as caught:
+        make(provider)
+    assert "mine" not in str(caught.value)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "the daemon's")
+    assert make(provider).execute("echo ok")["output"].strip() == "ok"
+
+
+def test_a_daemon_without_a_key_is_given_the_profiles(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.account = {"configured": False, "fingerprint": None}
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
+    make(provider)
+    assert shell.wait_for("account.set") == {"api_key": "mine"}
+    assert shell.methods().count("account.set") == 1
+    assert fingerprint("test-key") == hashlib.sha256(
+        b"deepinfra-sandboxd key v1\ntest-key"
+    ).hexdigest()[:16]  # fmt: skip
+
+
+def test_lines_with_bytes_that_are_no_text_reach_the_shell(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    assert environment.execute("printf '%s' '\udcff' | od -An -tx1")["output"].strip() == "ff"
+    assert isinstance(shell.wait_for("exec.start", 2)["script"], dict)
+    assert decode(shell.wait_for("exec.start", 2)["script"]).count(b"\xff") == 1

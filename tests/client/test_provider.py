@@ -1,0 +1,309 @@
+"""The provider's members, its diagnoses and the plugin's packaging."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from fake_daemon import NO_ANSWER, ShellDaemon
+
+import deepinfra_sandboxd
+from agent import secret_scope
+from agent.terminal_env_provider import TerminalEnvironmentProvider
+from deepinfra_sandboxd import paths
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
+from deepinfra_sandboxd.provider import DeepInfraProvider, profile_identity
+
+PACKAGE = ROOT / "client-py" / "deepinfra_sandboxd"
+
+
+class Context:
+    """hermes's plugin context, as far as plugins may rely on it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.hooks = settings, {}
+        self.providers: list[TerminalEnvironmentProvider] = []
+
+    def get_config(self, key: str, default: Any = None) -> Any:
+        return self.settings.get(key, default)
+
+    def register_terminal_environment_provider(self, provider: Any) -> None:
+        assert isinstance(provider, TerminalEnvironmentProvider)
+        self.providers.append(provider)
+
+    def register_hook(self, name: str, callback: Any) -> None:
+        self.hooks[name] = callback
+
+
+def test_the_members_hermes_reads() -> None:
+    context = Context()
+    deepinfra_sandboxd.register(context)
+    (provider,) = context.providers
+    assert provider.name == "deepinfra"
+    assert provider.is_remote and provider.is_container and provider.skip_container_guards
+    assert provider.session_isolated_when_nonpersistent
+    assert provider.cache_path_base == "/workspace/.hermes"
+    assert provider.strip_env_keys == {"DEEPINFRA_API_KEY"}
+    assert provider.display_name and provider.description and provider.env_description
+    assert any("terminal.backend deepinfra" in line for line in provider.setup_instructions())
+    assert list(context.hooks) == ["on_session_finalize"]
+    forbidden = ("local", "ssh", "docker", "singularity", "modal", "daytona")
+    assert not any(word in DeepInfraEnvironment.__name__.lower() for word in forbidden)
+
+
+def test_settings_of_the_plugin_are_used(shell: ShellDaemon) -> None:
+    context = Context(plan="xl", socket=str(shell.path))
+    deepinfra_sandboxd.register(context)
+    provider = context.providers[0]
+    assert provider.is_available()
+    environment = provider.create_environment(cwd="", timeout=5, surprise=1, image="x")
+    assert shell.wait_for("sandbox.ensure")["plan"] == "xl"
+    assert environment.cwd == str(shell.directory)
+
+
+def test_being_available_is_looked_at_not_connected(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    assert provider.is_available()
+    assert shell.peers == []
+    shell.stop()
+    assert not provider.is_available()
+
+
+def test_the_prompt_probe_makes_nothing(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    probe = provider.create_environment(cwd="", timeout=180, task_id="prompt-backend-probe")
+    probe._hermes_backend_name = "deepinfra"
+    probe.env_type = "deepinfra"
+    result = probe.execute("printf 'os=%s' \"$(uname -s)\"", timeout=4)
+    facts = dict(line.split("=", 1) for line in result["output"].splitlines())
+    assert result["returncode"] == 0 and facts["os"] == "Linux"
+    assert facts["cwd"] == "/workspace" and facts["kernel"]
+    probe.cleanup(force_remove=True)
+    shell.stop()
+    assert shell.messages == []
+
+
+def test_requirements_hold_when_the_daemon_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = DeepInfraProvider()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provider.check_requirements({}) is False
+    assert "not installed" in caplog.text
+    binary = tmp_path / "deepinfra-sandboxd"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    assert provider.check_requirements({}) is True
+    assert "systemctl --user start" in caplog.text
+
+
+def test_the_doctor_tells_the_causes_apart(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last() -> tuple[bool, str, str]:
+        return provider.doctor_checks()[-1]
+
+    assert last() == (True, "DeepInfra API key", "(known)")
+    assert provider.probe() == ("ready", "")
+    shell.account = {"configured": False, "fingerprint": None}
+    assert last()[0] is False and "DEEPINFRA_API_KEY" in last()[2]
+    assert provider.probe()[0] == "needs_setup"
+    shell.account = {"configured": True, "fingerprint": fingerprint("other")}
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
+    assert last()[0] is False and "not the running daemon's key" in last()[2]
+    shell.on["hello"] = lambda peer, params: {"protocol": 7}
+    assert last()[1] == "deepinfra-sandboxd version" and "protocol 7" in last()[2]
+    shell.on["hello"] = lambda peer, params: NO_ANSWER
+    begun = time.monotonic()
+    status, detail = provider.probe()
+    assert status == "needs_setup" and "did not answer" in detail
+    assert time.monotonic() - begun < 2
+    shell.stop()
+    assert last()[0] is False and "not running" in last()[2] and "start" in last()[2]
+    assert provider.probe()[0] == "unavailable"
+
+
+def test_post_setup_says_what_is_missing(
+    provider: DeepInfraProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider.post_setup()
+    assert "ok DeepInfra API key" in capsys.readouterr().out
+
+
+def test_a_profile_is_the_real_path_of_its_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/profiles/x", "b/profiles/x"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a/profiles/x")
+
+    def identity(home: Path) -> str:
+        monkeypatch.setenv("HERMES_HOME", str(home))
+        return profile_identity()
+
+    assert identity(tmp_path / "a/profiles/x") != identity(tmp_path / "b/profiles/x")
+    assert identity(tmp_path / "link") == identity(tmp_path / "a/profiles/x")
+    with pytest.raises(OSError):
+        identity(tmp_path / "missing")
+    # The native home has the name that the daemon's command line uses by default.
+    native = tmp_path / "user"
+    (native / ".hermes").mkdir(parents=True)
+    monkeypatch.setattr("deepinfra_sandboxd.provider.home_dir", lambda: str(native))
+    assert identity(native / ".hermes") == "default"
+    assert identity(tmp_path / "link") != "default"
+
+
+def test_errors_of_identity_and_of_unscoped_secrets_propagate(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(secret_scope, "multiplex_active", True)
+    with pytest.raises(secret_scope.UnscopedSecretError):
+        provider.create_environment(cwd="", timeout=5)
+    assert provider.doctor_checks()[-1][0] is False
+    monkeypatch.setattr(secret_scope, "multiplex_active", False)
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "missing"))
+    with pytest.raises(OSError):
+        provider.create_environment(cwd="", timeout=5)
+    assert "sandbox.ensure" not in shell.methods()
+
+
+def test_an_ephemeral_sandbox_goes_with_its_session(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    config = {"container_persistent": False}
+    environment = provider.create_environment(
+        cwd="", timeout=5, task_id="s1", container_config=config
+    )
+    assert environment._persistent is False and environment._session_scoped is True
+    assert shell.wait_for("sandbox.ensure")["persistent"] is False
+    kept = provider.create_environment(cwd="", timeout=5, task_id="s2")
+    assert kept._persistent is True and kept._session_scoped is False
+    provider.end_session(session_id="s2", platform="cli")
+    provider.end_session(session_id=None)
+    assert "sandbox.release" not in shell.methods()
+    provider.end_session(session_id="s1", reason="done")
+    assert shell.wait_for("sandbox.release")["mode"] == "terminate"
+
+
+def test_paths_do_not_follow_a_pinned_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("DEEPINFRA_SANDBOXD_STATE_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert not paths.state_dir().startswith(str(tmp_path))
+    assert paths.state_dir().endswith("/.local/state/deepinfra-sandboxd")
+    monkeypatch.setenv("XDG_STATE_HOME", "/x")
+    assert paths.state_dir() == "/x/deepinfra-sandboxd"
+    assert paths.socket_candidates("/one") == ["/one"]
+
+
+def run_python(code: str, *arguments: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    result = subprocess.run(
+        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_copied_directory_is_a_plugin(tmp_path: Path) -> None:
+    directory = tmp_path / "plugins" / "deepinfra-sandbox"
+    shutil.copytree(PACKAGE, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    assert (directory / "plugin.yaml").is_file()
+    code = f"""
+import importlib.util, sys
+sys.path.insert(0, {str(ROOT / "tests/client/hermes_stub")!r})
+spec = importlib.util.spec_from_file_location("hermes_plugins.x", {str(directory / "__init__.py")!r},
+                                              submodule_search_locations=[{str(directory)!r}])
+module = importlib.util.module_from_spec(spec)
+sys.modules["hermes_plugins.x"] = module
+spec.loader.exec_module(module)
+class Context:
+    def register_terminal_environment_provider(self, provider): print(provider.name)
+module.register(Context())
+"""
+    assert run_python(code) == "deepinfra\n"
+
+
+def test_importing_needs_no_hermes() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "client-py")!r})
+from deepinfra_sandboxd import Client, __version__
+print(__version__, any(name.split(".")[0] in ("agent", "tools") for name in sys.modules))
+"""
+    assert run_python(code) == f"{deepinfra_sandboxd.__version__} False\n"
+
+
+def test_the_version_is_the_same_everywhere_and_the_manifest_is_complete() -> None:
+    manifest = (PACKAGE / "plugin.yaml").read_text()
+    fields = dict(re.findall(r"^(\w+): (.*)$", manifest, re.MULTILINE))
+    assert fields["name"] == "deepinfra-sandbox"
+    assert fields["version"] == deepinfra_sandboxd.__version__
+    assert (fields["kind"], fields["requires_hermes"]) == ("backend", '">=0.21"')
+    project = (ROOT / "client-py" / "pyproject.toml").read_text()
+    assert 'deepinfra-sandbox = "deepinfra_sandboxd"' in project
+    version = re.search(
+        r"project\(deepinfra-sandboxd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text()
+    )
+    assert version is not None and version.group(1) == deepinfra_sandboxd.__version__
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("setuptools") is None, reason="setuptools is not installed"
+)
+def test_the_wheel_holds_what_an_installation_needs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT / "client-py", source, ignore=shutil.ignore_patterns("__pycache__", "build")
+    )
+    code = "import os, sys, setuptools.build_meta as m; os.chdir(sys.argv[1]); print(m.build_wheel(sys.argv[2]))"
+    subprocess.run(
+        [sys.executable, "-c", code, str(source), str(tmp_path)], check=True, capture_output=True
+    )
+    (wheel,) = tmp_path.glob("deepinfra_sandboxd-*.whl")
+    target = tmp_path / "site"
+    shutil.unpack_archive(wheel, target, "zip")
+    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert {"deepinfra_sandboxd/py.typed", "deepinfra_sandboxd/plugin.yaml"} <= files
+    (entry_points,) = target.glob("*.dist-info/entry_points.txt")
+    assert (
+        "[hermes_agent.plugins]\ndeepinfra-sandbox = deepinfra_sandboxd" in entry_points.read_text()
+    )
+    (metadata,) = target.glob("*.dist-info/METADATA")
+    assert "Requires-Dist" not in metadata.read_text()
+
+
+def test_only_stable_names_are_taken_from_hermes() -> None:
+    """hermes disables a plugin that takes certain other names from this module."""
+    taken = set()
+    for file in PACKAGE.glob("*.py"):
+        for names in re.findall(r"from tools\.environments\.base import (.+)", file.read_text()):
+            taken |= {name.strip() for name in names.split(",")}
+    assert taken == {"BaseEnvironment", "EnvironmentConnectionError"}
+
+
+@pytest.mark.skipif(shutil.which("mypy") is None, reason="mypy is not installed")
+def test_the_types_hold() -> None:
+    result = subprocess.run(
+        [
+            "mypy",
+            "--config-file",
+            "pyproject.toml",
+            "--cache-dir",
+            os.devnull,
+            "deepinfra_sandboxd",
+        ],
+        cwd=ROOT / "client-py",
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout

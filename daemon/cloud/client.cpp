@@ -28,7 +28,8 @@ constexpr std::string_view json_type = "application/json";
 constexpr std::string_view bytes_type = "application/octet-stream";
 constexpr std::size_t largest_content = 100U << 20; // (P)
 constexpr int most_pages = 200;
-// All of an answer, however slowly it trickles, in units of the answer time-out; an upload has this speed at least.
+// All of an answer, however slowly it trickles, in units of the answer time-out; an upload has this
+// speed at least.
 constexpr int answers_in_all = 4;
 constexpr std::size_t slowest_upload = 16U << 10; // bytes a second
 // After a failed send the server may still have said why (413 before the body was read).
@@ -60,7 +61,8 @@ bool fit_for_header(std::string_view text) {
 bool is_page(const answer_reader& reader) {
     const std::string type = reader.field("Content-Type");
     static constexpr std::string_view html = "text/html";
-    return type.size() >= html.size() && boost::beast::iequals({type.data(), html.size()}, {html.data(), html.size()});
+    return type.size() >= html.size() &&
+           boost::beast::iequals({type.data(), html.size()}, {html.data(), html.size()});
 }
 
 } // namespace
@@ -69,7 +71,8 @@ class client::impl : public std::enable_shared_from_this<impl> {
 public:
     impl(asio::any_io_executor executor, client_options options)
         : options_(std::move(options)), at_(checked(options_.base_url)),
-          pool_(std::make_shared<pool>(executor, options_.pool_idle)), executor_(std::move(executor)) {
+          pool_(std::make_shared<pool>(executor, options_.pool_idle)),
+          executor_(std::move(executor)) {
         if (at_.tls) tls_ = std::make_shared<tls_context>(at_);
     }
     ~impl() { pool_->shut(); }
@@ -91,7 +94,8 @@ public:
     }
 
     asio::awaitable<result<opened>> request(http_request what, connection_choice choice);
-    asio::awaitable<result<answer>> call(http_request what, connection_choice choice = connection_choice::pooled_if_possible);
+    asio::awaitable<result<answer>>
+    call(http_request what, connection_choice choice = connection_choice::pooled_if_possible);
     // Reads the rest of an answer that is not an exec's stream, and sees to the connection.
     asio::awaitable<result<answer>> finish(opened from);
 
@@ -104,7 +108,8 @@ private:
 
     asio::awaitable<result<std::shared_ptr<connection>>> obtain(connection_choice choice);
     clock::duration in_all(std::size_t upload) const {
-        return answers_in_all * options_.answer_timeout + std::chrono::seconds(upload / slowest_upload);
+        return answers_in_all * options_.answer_timeout +
+               std::chrono::seconds(upload / slowest_upload);
     }
 
     client_options options_;
@@ -117,7 +122,8 @@ private:
     std::optional<asio::ip::address> good_address_; // the last that answered is tried first
 };
 
-asio::awaitable<result<std::shared_ptr<connection>>> client::impl::obtain(connection_choice choice) {
+asio::awaitable<result<std::shared_ptr<connection>>>
+client::impl::obtain(connection_choice choice) {
     if (choice == connection_choice::pooled_if_possible) {
         if (auto pooled = pool_->take()) co_return pooled;
         co_await pool_->wait_for_return();
@@ -125,11 +131,13 @@ asio::awaitable<result<std::shared_ptr<connection>>> client::impl::obtain(connec
     }
     auto addresses = co_await look_up(executor_, at_, options_.connect_timeout);
     if (!addresses) co_return addresses.error();
-    std::stable_partition(addresses->begin(), addresses->end(),
-                          [this](const auto& address) { return good_address_ == address.address(); });
+    std::stable_partition(addresses->begin(), addresses->end(), [this](const auto& address) {
+        return good_address_ == address.address();
+    });
     auto fresh = connection::make(executor_, tls_);
     const auto begun = clock::now();
-    if (const auto opening = co_await fresh->open(std::move(*addresses), options_.connect_timeout); !opening) {
+    if (const auto opening = co_await fresh->open(std::move(*addresses), options_.connect_timeout);
+        !opening) {
         failure why = opening.error();
         why.message = at_.host_header + ": " + why.message;
         co_return why;
@@ -156,7 +164,8 @@ asio::awaitable<result<opened>> client::impl::request(http_request what, connect
         boost::system::error_code ec = co_await send(on, at_, options_.user_agent, key_, what);
         const boost::system::error_code send_error = ec;
         if (ec != asio::error::timed_out) {
-            const auto patience = ec ? clock::duration(last_words) : clock::duration(options_.answer_timeout);
+            const auto patience =
+                ec ? clock::duration(last_words) : clock::duration(options_.answer_timeout);
             on.limit_all(std::min(until, clock::now() + patience));
             ec = co_await reader->read_header(on);
         }
@@ -166,8 +175,8 @@ asio::awaitable<result<opened>> client::impl::request(http_request what, connect
         }
         const bool stale = on.was_pooled() && !reader->any_received();
         if (stale) pool_->clear();
-        // Nothing came back on a connection that had rested: the server had closed it. Only a GET is harmless to repeat;
-        // and if it took a time-out to find out, the time is up.
+        // Nothing came back on a connection that had rested: the server had closed it. Only a GET
+        // is harmless to repeat; and if it took a time-out to find out, the time is up.
         if (stale && what.method == "GET" && ec != asio::error::timed_out) {
             choice = connection_choice::fresh;
             continue;
@@ -187,14 +196,17 @@ asio::awaitable<result<answer>> client::impl::finish(opened what) {
         ec = co_await reader.read_some(*what.from);
         oversized = reader.body().size() > options_.max_answer;
     }
-    if (!ec && !oversized && reader.reusable()) pool_->give_back(std::move(what.from), reader.server_idle());
+    if (!ec && !oversized && reader.reusable())
+        pool_->give_back(std::move(what.from), reader.server_idle());
     if (!good) {
-        // The status counts even if the body was lost or is endless: a message cut short is not JSON and says nothing.
+        // The status counts even if the body was lost or is endless: a message cut short is not
+        // JSON and says nothing.
         co_return failure_from_answer(status, reader.body(), reader.retry_after(), key_);
     }
     if (oversized) {
         co_return failure{failure_kind::bad_answer, status,
-                          "the API's answer is larger than " + std::to_string(options_.max_answer) + " bytes",
+                          "the API's answer is larger than " + std::to_string(options_.max_answer) +
+                              " bytes",
                           std::nullopt};
     }
     if (ec) co_return failure_of(ec, status);
@@ -210,23 +222,33 @@ asio::awaitable<result<answer>> client::impl::call(http_request what, connection
 client::client(asio::any_io_executor executor, client_options options)
     : impl_(std::make_shared<impl>(std::move(executor), std::move(options))) {}
 
-client::~client() { impl_->home()->shut(); }
+client::~client() {
+    impl_->home()->shut();
+}
 
-void client::set_key(secret key) { impl_->set_key(std::move(key)); }
-std::uint64_t client::requests() const noexcept { return impl_->requests(); }
-std::size_t client::idle_connections() const noexcept { return impl_->idle_connections(); }
+void client::set_key(secret key) {
+    impl_->set_key(std::move(key));
+}
+std::uint64_t client::requests() const noexcept {
+    return impl_->requests();
+}
+std::size_t client::idle_connections() const noexcept {
+    return impl_->idle_connections();
+}
 
 namespace {
 
-failure not_an_id() { return refuse(failure_kind::bad_request, "that is not the id of a sandbox"); }
+failure not_an_id() {
+    return refuse(failure_kind::bad_request, "that is not the id of a sandbox");
+}
 
 } // namespace
 
 asio::awaitable<result<std::vector<sandbox_info>>> client::list() {
     const auto self = impl_;
     std::vector<sandbox_info> all;
-    std::set<std::string> ids;      // a listing that shifts between two pages may tell one twice
-    std::set<std::string> targets;  // a server that leads in circles
+    std::set<std::string> ids;     // a listing that shifts between two pages may tell one twice
+    std::set<std::string> targets; // a server that leads in circles
     std::string target = self->target(sandboxes_path);
     while (true) {
         targets.insert(target);
@@ -241,7 +263,8 @@ asio::awaitable<result<std::vector<sandbox_info>>> client::list() {
         switch (page->next.what) {
         case next_page::kind::none:
             if (page->total > static_cast<std::int64_t>(all.size())) {
-                co_return refuse(failure_kind::bad_answer, "the listing is incomplete and does not say how to go on");
+                co_return refuse(failure_kind::bad_answer,
+                                 "the listing is incomplete and does not say how to go on");
             }
             co_return all;
         case next_page::kind::reference:
@@ -311,35 +334,40 @@ asio::awaitable<result<std::vector<plan_info>>> client::catalog() {
     co_return parse_catalog(said->body);
 }
 
-asio::awaitable<result<void>> client::put_content(std::string id, std::string path, std::string bytes) {
+asio::awaitable<result<void>> client::put_content(std::string id, std::string path,
+                                                  std::string bytes) {
     const auto self = impl_;
-    const std::string target = self->sandbox_target(id, "/fs/content?path=" + encode_query_value(path));
+    const std::string target =
+        self->sandbox_target(id, "/fs/content?path=" + encode_query_value(path));
     if (target.empty()) co_return not_an_id();
     if (bytes.size() > largest_content) {
-        co_return refuse(failure_kind::too_large, "a file of more than 100 MiB cannot be sent in one piece");
+        co_return refuse(failure_kind::too_large,
+                         "a file of more than 100 MiB cannot be sent in one piece");
     }
     const auto said = co_await self->call({"PUT", target, bytes_type, bytes});
     if (!said) co_return said.error();
     co_return parse_nothing(said->body);
 }
 
-asio::awaitable<result<std::unique_ptr<exec_stream>>> client::exec(std::string id, std::vector<std::string> argv,
-                                                                   std::chrono::seconds timeout) {
+asio::awaitable<result<std::unique_ptr<exec_stream>>>
+client::exec(std::string id, std::vector<std::string> argv, std::chrono::seconds timeout) {
     const auto self = impl_;
     const std::string target = self->sandbox_target(id, "/exec");
     if (target.empty()) co_return not_an_id();
     const std::string body = exec_body(argv, timeout);
-    auto from = co_await self->request({"POST", target, json_type, body}, connection_choice::pooled_if_possible);
+    auto from = co_await self->request({"POST", target, json_type, body},
+                                       connection_choice::pooled_if_possible);
     if (!from) co_return from.error();
     const int status = from->reader->status();
     if (status >= 200 && status <= 299 && is_page(*from->reader)) {
-        co_return failure{failure_kind::bad_answer, status, "the answer is a page, not the API's", std::nullopt};
+        co_return failure{failure_kind::bad_answer, status, "the answer is a page, not the API's",
+                          std::nullopt};
     }
     if (status != 200) {
         const auto said = co_await self->finish(std::move(*from));
         if (!said) co_return said.error();
-        co_return failure{failure_kind::bad_answer, status, "HTTP " + std::to_string(status) + " to an exec",
-                          std::nullopt};
+        co_return failure{failure_kind::bad_answer, status,
+                          "HTTP " + std::to_string(status) + " to an exec", std::nullopt};
     }
     co_return make_exec_stream(self->home(), std::move(from->from), std::move(from->reader),
                                self->options().max_line, self->key());

@@ -25,8 +25,8 @@ failure unreachable(std::string message) {
     return failure{failure_kind::unreachable, 0, std::move(message), std::nullopt};
 }
 
-// A peer that is gone without a word (a lost network, a NAT that forgot us) is noticed by the kernel within a minute,
-// also on an exec's stream, which may rightly be silent for hours.
+// A peer that is gone without a word (a lost network, a NAT that forgot us) is noticed by the
+// kernel within a minute, also on an exec's stream, which may rightly be silent for hours.
 void set_options(asio::ip::tcp::socket& socket) {
     boost::system::error_code ignored;
     socket.set_option(asio::ip::tcp::no_delay(true), ignored);
@@ -41,18 +41,22 @@ void set_options(asio::ip::tcp::socket& socket) {
 
 } // namespace
 
-std::shared_ptr<connection> connection::make(asio::any_io_executor executor, std::shared_ptr<tls_context> tls) {
+std::shared_ptr<connection> connection::make(asio::any_io_executor executor,
+                                             std::shared_ptr<tls_context> tls) {
     return std::make_shared<connection>(passkey{}, std::move(executor), std::move(tls));
 }
 
 connection::connection(passkey, asio::any_io_executor executor, std::shared_ptr<tls_context> tls)
     : tls_(std::move(tls)), socket_(executor), timer_(executor) {}
 
-connection::~connection() { close(); }
+connection::~connection() {
+    close();
+}
 
 void connection::close() noexcept {
     // Without this OpenSSL would take the session for a broken one and not let it be resumed.
-    if (secured_) SSL_set_shutdown(secured_->native_handle(), SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN);
+    if (secured_)
+        SSL_set_shutdown(secured_->native_handle(), SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN);
     error_code ignored;
     socket_.close(ignored);
 }
@@ -115,8 +119,10 @@ asio::awaitable<result<void>> connection::open(std::vector<tcp::endpoint> addres
     error_code ec = asio::error::host_not_found;
     for (std::size_t i = 0; i < addresses.size(); ++i) {
         // An address that does not answer leaves the others their share of the time.
-        const auto left = std::max(until - clock::now(), clock::duration(std::chrono::milliseconds(1)));
-        limit_step(std::chrono::ceil<std::chrono::milliseconds>(left / static_cast<long>(addresses.size() - i)));
+        const auto left =
+            std::max(until - clock::now(), clock::duration(std::chrono::milliseconds(1)));
+        limit_step(std::chrono::ceil<std::chrono::milliseconds>(
+            left / static_cast<long>(addresses.size() - i)));
         ec = co_await connect(addresses[i]);
         if (!ec) {
             peer_ = addresses[i];
@@ -140,7 +146,8 @@ asio::awaitable<result<void>> connection::open(std::vector<tcp::endpoint> addres
     co_return result<void>();
 }
 
-asio::awaitable<connection::error_code> connection::write(std::span<const asio::const_buffer> pieces) {
+asio::awaitable<connection::error_code>
+connection::write(std::span<const asio::const_buffer> pieces) {
     std::array<asio::const_buffer, 2> left{};
     std::copy_n(pieces.begin(), std::min(pieces.size(), left.size()), left.begin());
     while (left[0].size() + left[1].size() > 0) {
@@ -172,7 +179,8 @@ asio::awaitable<connection::transferred> connection::read_some(asio::mutable_buf
         std::tie(ec, bytes) = co_await socket_.async_read_some(into, as_result);
     }
     end_step();
-    // Bytes that came along with an error are kept by nobody: told() throws or the connection is over.
+    // Bytes that came along with an error are kept by nobody: told() throws or the connection is
+    // over.
     co_return transferred{told(ec), bytes};
 }
 
@@ -194,9 +202,11 @@ look_up(asio::any_io_executor executor, const endpoint& at, std::chrono::millise
         co_return out;
     }
 
-    // A look-up that has begun cannot be stopped, only no longer be waited for; so what it ends into is shared.
+    // A look-up that has begun cannot be stopped, only no longer be waited for; so what it ends
+    // into is shared.
     struct state {
-        explicit state(const asio::any_io_executor& executor) : resolver(executor), wake(executor) {}
+        explicit state(const asio::any_io_executor& executor)
+            : resolver(executor), wake(executor) {}
         tcp::resolver resolver;
         asio::steady_timer wake;
         tcp::resolver::results_type found;
@@ -205,24 +215,29 @@ look_up(asio::any_io_executor executor, const endpoint& at, std::chrono::millise
     };
     const auto shared = std::make_shared<state>(executor);
     shared->wake.expires_after(timeout);
-    shared->resolver.async_resolve(at.host, std::to_string(at.port), tcp::resolver::numeric_service,
-                                   [shared](boost::system::error_code error, tcp::resolver::results_type found) {
-                                       shared->ec = error;
-                                       shared->found = std::move(found);
-                                       shared->done = true;
-                                       shared->wake.cancel();
-                                   });
+    shared->resolver.async_resolve(
+        at.host, std::to_string(at.port), tcp::resolver::numeric_service,
+        [shared](boost::system::error_code error, tcp::resolver::results_type found) {
+            shared->ec = error;
+            shared->found = std::move(found);
+            shared->done = true;
+            shared->wake.cancel();
+        });
     const auto [woken] = co_await shared->wake.async_wait(as_result);
     if (!shared->done) {
         shared->resolver.cancel();
         if (woken) throw boost::system::system_error(woken);
         co_return unreachable("looking up " + at.host + " took too long");
     }
-    if (shared->ec) co_return unreachable("cannot look up " + at.host + ": " + shared->ec.message());
+    if (shared->ec)
+        co_return unreachable("cannot look up " + at.host + ": " + shared->ec.message());
     for (const auto& entry : shared->found) {
-        if (at.tls || is_loopback_address(entry.endpoint().address().to_string())) out.push_back(entry.endpoint());
+        if (at.tls || is_loopback_address(entry.endpoint().address().to_string()))
+            out.push_back(entry.endpoint());
     }
-    if (out.empty()) co_return unreachable(at.host + " has no loopback address, and http:// is for loopback only");
+    if (out.empty())
+        co_return unreachable(at.host +
+                              " has no loopback address, and http:// is for loopback only");
     co_return out;
 }
 

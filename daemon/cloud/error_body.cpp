@@ -68,14 +68,17 @@ std::optional<found_message> message_of(std::string_view body) {
 std::optional<std::string> plain_text(std::string_view body) {
     const auto first = body.find_first_not_of(" \t\r\n");
     if (first == std::string_view::npos || body.size() > 1024) return std::nullopt;
-    if (body[first] == '<' || body[first] == '{' || body[first] == '[' || body[first] == '"') return std::nullopt;
+    if (body[first] == '<' || body[first] == '{' || body[first] == '[' || body[first] == '"')
+        return std::nullopt;
     if (!is_utf8(body)) return std::nullopt;
     return std::string(body.substr(first));
 }
 
 bool speaks_of_the_cap(std::string_view message) {
     const std::string text = lower(message);
-    const auto has = [&text](std::string_view word) { return text.find(word) != std::string::npos; };
+    const auto has = [&text](std::string_view word) {
+        return text.find(word) != std::string::npos;
+    };
     return has("active sandbox") || (has("sandbox") && (has("maximum") || has("quota")));
 }
 
@@ -86,13 +89,15 @@ failure_kind kind_of(int status, const std::optional<found_message>& message) {
     case 403:
         return failure_kind::forbidden;
     case 404:
-        return message && message->is_api_shape ? failure_kind::not_found : failure_kind::not_found_unproven;
+        return message && message->is_api_shape ? failure_kind::not_found
+                                                : failure_kind::not_found_unproven;
     case 409:
         return failure_kind::conflict;
     case 413:
         return failure_kind::too_large;
     case 429:
-        return message && speaks_of_the_cap(message->text) ? failure_kind::cap_reached : failure_kind::rate_limited;
+        return message && speaks_of_the_cap(message->text) ? failure_kind::cap_reached
+                                                           : failure_kind::rate_limited;
     case 503:
         return failure_kind::no_capacity;
     default:
@@ -110,7 +115,8 @@ std::string without_message(int status, std::string_view body) {
     }
     const auto first = body.find_first_not_of(" \t\r\n");
     if (first == std::string_view::npos) return text + " without a message";
-    return text + (body[first] == '<' ? " with a page that is not the API's" : " with a body that is not the API's");
+    return text + (body[first] == '<' ? " with a page that is not the API's"
+                                      : " with a body that is not the API's");
 }
 
 void mask(std::string& text, std::string_view word) {
@@ -123,14 +129,16 @@ void mask(std::string& text, std::string_view word) {
 void mask_bearer(std::string& text) {
     static constexpr std::string_view scheme = "bearer ";
     std::string shadow = lower(text);
-    for (std::size_t at = shadow.find(scheme); at != std::string::npos; at = shadow.find(scheme, at)) {
+    for (std::size_t at = shadow.find(scheme); at != std::string::npos;
+         at = shadow.find(scheme, at)) {
         at += scheme.size();
         std::size_t end = at;
         const auto in_token = [](char c) {
             return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
                    std::string_view("-._~+/=").find(c) != std::string_view::npos;
         };
-        while (end < text.size() && in_token(text[end])) ++end;
+        while (end < text.size() && in_token(text[end]))
+            ++end;
         // Short words are prose ("a bearer token").
         if (end - at >= 8) {
             text.replace(at, end - at, "***");
@@ -165,12 +173,13 @@ std::string clean_message(std::string_view raw, const secret& key) {
         out.resize(utf8_floor(out, max_message - 3));
         out += "...";
     }
-    while (!out.empty() && out.back() == ' ') out.pop_back();
+    while (!out.empty() && out.back() == ' ')
+        out.pop_back();
     return out;
 }
 
-failure failure_from_answer(int status, std::string_view body, std::optional<std::chrono::seconds> retry_after,
-                            const secret& key) {
+failure failure_from_answer(int status, std::string_view body,
+                            std::optional<std::chrono::seconds> retry_after, const secret& key) {
     const auto message = message_of(body);
     failure out;
     out.kind = kind_of(status, message);
@@ -187,7 +196,8 @@ failure failure_from_answer(int status, std::string_view body, std::optional<std
 
 std::optional<std::chrono::system_clock::time_point> parse_http_date(std::string_view value) {
     // "Sun, 06 Nov 1994 08:49:37 GMT": fixed columns, so no locale and no strptime.
-    if (value.size() != 29 || value.substr(3, 2) != ", " || value.substr(25) != " GMT") return std::nullopt;
+    if (value.size() != 29 || value.substr(3, 2) != ", " || value.substr(25) != " GMT")
+        return std::nullopt;
     const auto number = [value](std::size_t at, std::size_t count) {
         int out = -1;
         const char* first = value.data() + at;
@@ -201,8 +211,8 @@ std::optional<std::chrono::system_clock::time_point> parse_http_date(std::string
     const int hour = number(17, 2);
     const int minute = number(20, 2);
     const int second = number(23, 2);
-    if (month == std::string_view::npos || month % 3 != 0 || day < 1 || year < 1970 || hour < 0 || hour > 23 ||
-        minute < 0 || minute > 59 || second < 0 || second > 60) {
+    if (month == std::string_view::npos || month % 3 != 0 || day < 1 || year < 1970 || hour < 0 ||
+        hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 60) {
         return std::nullopt;
     }
     const std::chrono::year_month_day date{std::chrono::year(year),

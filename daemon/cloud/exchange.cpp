@@ -25,11 +25,12 @@ namespace http = boost::beast::http;
 
 namespace {
 
-constexpr std::size_t one_segment = 64U << 10;  // a body up to this is copied behind its header
-constexpr std::size_t first_read = 8U << 10;    // reads grow while they come full
+constexpr std::size_t one_segment = 64U << 10; // a body up to this is copied behind its header
+constexpr std::size_t first_read = 8U << 10;   // reads grow while they come full
 constexpr std::size_t largest_read = 64U << 10;
 constexpr std::uint32_t longest_header = 64U << 10;
-constexpr std::size_t longest_framing = 128U << 10; // unparsed bytes, such as an endless chunk header
+constexpr std::size_t longest_framing = 128U
+                                        << 10; // unparsed bytes, such as an endless chunk header
 constexpr int most_interim = 8;
 
 struct wiped_text {
@@ -45,10 +46,12 @@ struct sink_body {
         template <bool is_request, class Fields>
         reader(http::header<is_request, Fields>&, value_type& out) : out_(out) {}
         void init(const boost::optional<std::uint64_t>&, beast::error_code& ec) { ec = {}; }
-        template <class Buffers> std::size_t put(const Buffers& buffers, beast::error_code& ec) {
+        template <class Buffers>
+        std::size_t put(const Buffers& buffers, beast::error_code& ec) {
             ec = {};
             std::size_t size = 0;
-            for (auto it = asio::buffer_sequence_begin(buffers); it != asio::buffer_sequence_end(buffers); ++it) {
+            for (auto it = asio::buffer_sequence_begin(buffers);
+                 it != asio::buffer_sequence_end(buffers); ++it) {
                 const asio::const_buffer buffer = *it;
                 out_->append(static_cast<const char*>(buffer.data()), buffer.size());
                 size += buffer.size();
@@ -64,25 +67,32 @@ struct sink_body {
 
 } // namespace
 
-asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at, std::string_view user_agent,
-                                                const secret& key, http_request what) {
+asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at,
+                                                std::string_view user_agent, const secret& key,
+                                                http_request what) {
     const bool together = what.body.size() <= one_segment;
     wiped_text head;
     std::string& text = head.text;
     // Reserved, because growing would leave copies of the key behind.
-    text.reserve(512 + what.target.size() + at.host_header.size() + user_agent.size() + key.reveal().size() +
-                 (together ? what.body.size() : 0));
-    text.append(what.method).append(" ").append(what.target).append(" HTTP/1.1\r\nHost: ").append(at.host_header);
+    text.reserve(512 + what.target.size() + at.host_header.size() + user_agent.size() +
+                 key.reveal().size() + (together ? what.body.size() : 0));
+    text.append(what.method)
+        .append(" ")
+        .append(what.target)
+        .append(" HTTP/1.1\r\nHost: ")
+        .append(at.host_header);
     text.append("\r\nAuthorization: Bearer ").append(key.reveal());
     if (!user_agent.empty()) text.append("\r\nUser-Agent: ").append(user_agent);
     // `identity`: a proxy that compresses would also hold output back.
     text.append("\r\nAccept: */*\r\nAccept-Encoding: identity");
     if (!what.content_type.empty()) text.append("\r\nContent-Type: ").append(what.content_type);
-    if (what.method != "GET") text.append("\r\nContent-Length: ").append(std::to_string(what.body.size()));
+    if (what.method != "GET")
+        text.append("\r\nContent-Length: ").append(std::to_string(what.body.size()));
     text.append("\r\n\r\n");
     if (together) text.append(what.body);
     const std::array<asio::const_buffer, 2> pieces{
-        asio::buffer(text), together ? asio::const_buffer() : asio::buffer(what.body.data(), what.body.size())};
+        asio::buffer(text),
+        together ? asio::const_buffer() : asio::buffer(what.body.data(), what.body.size())};
     co_return co_await to.write(pieces);
 }
 
@@ -130,7 +140,9 @@ struct answer_reader::state {
     }
 };
 
-answer_reader::answer_reader() : state_(std::make_unique<state>()) { state_->new_parser(); }
+answer_reader::answer_reader() : state_(std::make_unique<state>()) {
+    state_->new_parser();
+}
 answer_reader::~answer_reader() = default;
 
 asio::awaitable<answer_reader::error_code> answer_reader::read_header(connection& from) {
@@ -162,7 +174,9 @@ asio::awaitable<answer_reader::error_code> answer_reader::read_some(connection& 
     co_return s.parse();
 }
 
-int answer_reader::status() const noexcept { return static_cast<int>(state_->parser->get().result_int()); }
+int answer_reader::status() const noexcept {
+    return static_cast<int>(state_->parser->get().result_int());
+}
 
 std::string answer_reader::field(std::string_view name) const {
     std::string out;
@@ -179,15 +193,23 @@ std::optional<std::uint64_t> answer_reader::content_length() const {
     return length ? std::optional<std::uint64_t>(*length) : std::nullopt;
 }
 
-std::string& answer_reader::body() noexcept { return state_->body; }
-bool answer_reader::done() const noexcept { return state_->parser->is_done(); }
-bool answer_reader::any_received() const noexcept { return state_->any_received; }
+std::string& answer_reader::body() noexcept {
+    return state_->body;
+}
+bool answer_reader::done() const noexcept {
+    return state_->parser->is_done();
+}
+bool answer_reader::any_received() const noexcept {
+    return state_->any_received;
+}
 
 bool answer_reader::reusable() const noexcept {
     return state_->parser->is_done() && state_->parser->keep_alive() && state_->raw.size() == 0;
 }
 
-std::optional<std::chrono::seconds> answer_reader::server_idle() const { return parse_keep_alive(field("Keep-Alive")); }
+std::optional<std::chrono::seconds> answer_reader::server_idle() const {
+    return parse_keep_alive(field("Keep-Alive"));
+}
 
 std::optional<std::chrono::seconds> answer_reader::retry_after() const {
     const auto date = parse_http_date(field("Date"));
@@ -200,8 +222,9 @@ std::optional<std::chrono::seconds> parse_keep_alive(std::string_view value) {
         value.remove_prefix(std::min(item.size() + 1, value.size()));
         item.remove_prefix(std::min(item.find_first_not_of(" \t"), item.size()));
         static constexpr std::string_view name = "timeout=";
-        if (!beast::iequals({item.substr(0, name.size()).data(), std::min(item.size(), name.size())},
-                            {name.data(), name.size()})) {
+        if (!beast::iequals(
+                {item.substr(0, name.size()).data(), std::min(item.size(), name.size())},
+                {name.data(), name.size()})) {
             continue;
         }
         item.remove_prefix(name.size());
@@ -216,9 +239,10 @@ std::optional<std::chrono::seconds> parse_keep_alive(std::string_view value) {
 failure failure_of(boost::system::error_code ec, int status) {
     failure out{failure_kind::interrupted, status, {}, std::nullopt};
     if (ec == asio::error::timed_out) {
-        out.message = status == 0 ? "the API did not answer in time" : "the rest of the API's answer did not come in time";
-    } else if (ec == http::error::end_of_stream || ec == http::error::partial_message || ec == asio::error::eof ||
-               ec == asio::ssl::error::stream_truncated) {
+        out.message = status == 0 ? "the API did not answer in time"
+                                  : "the rest of the API's answer did not come in time";
+    } else if (ec == http::error::end_of_stream || ec == http::error::partial_message ||
+               ec == asio::error::eof || ec == asio::ssl::error::stream_truncated) {
         out.message = "the connection was closed before the API's answer was complete";
     } else if (ec.category() == http::make_error_code(http::error::end_of_stream).category()) {
         out.kind = failure_kind::bad_answer;

@@ -1,7 +1,8 @@
 // One request and its answer on one connection: HTTP/1.1, nothing of the API in it.
 //
-// An answer_reader reads in bulk and parses what came in one go; it belongs to whoever reads the answer and knows
-// whether the connection may be used again. Errors are error codes; `failure_of` says what they mean.
+// An answer_reader reads in bulk and parses what came in one go; it belongs to whoever reads the
+// answer and knows whether the connection may be used again. Errors are error codes; `failure_of`
+// says what they mean.
 #pragma once
 
 #include "base/secret.hpp"
@@ -22,13 +23,15 @@ namespace sandboxd::cloud {
 
 struct http_request {
     std::string_view method;
-    std::string target; // path and query, encoded
+    std::string target;                 // path and query, encoded
     std::string_view content_type = {}; // of the body; empty: no body
     std::string_view body = {};         // outlives the sending
 };
 
-// Sends all of it, header and body in one segment where they are small. The text with the key is overwritten afterwards.
-boost::asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at, std::string_view user_agent,
+// Sends all of it, header and body in one segment where they are small. The text with the key is
+// overwritten afterwards.
+boost::asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at,
+                                                       std::string_view user_agent,
                                                        const secret& key, http_request what);
 
 class answer_reader {
@@ -40,15 +43,17 @@ public:
     answer_reader(const answer_reader&) = delete;
     answer_reader& operator=(const answer_reader&) = delete;
 
-    // Up to the end of the header (at most 64 KiB) of the final answer; interim ones (1xx) are skipped.
+    // Up to the end of the header (at most 64 KiB) of the final answer; interim ones (1xx) are
+    // skipped.
     boost::asio::awaitable<error_code> read_header(connection& from);
-    // Adds to body() what arrives next, up to 64 KiB or more of it; returns without adding anything only at the end or
-    // if framing alone arrived. Must not be called once done().
+    // Adds to body() what arrives next, up to 64 KiB or more of it; returns without adding anything
+    // only at the end or if framing alone arrived. Must not be called once done().
     boost::asio::awaitable<error_code> read_some(connection& from);
 
     // Valid after read_header().
     int status() const noexcept;
-    std::string field(std::string_view name) const; // all of that name, joined by ", "; empty if there is none
+    std::string
+    field(std::string_view name) const; // all of that name, joined by ", "; empty if there is none
     std::optional<std::uint64_t> content_length() const;
 
     std::string& body() noexcept; // what was read and not yet taken away by the caller
@@ -57,14 +62,16 @@ public:
     // Whether another request may follow: complete, kept alive by both sides, and nothing after it.
     bool reusable() const noexcept;
     std::optional<std::chrono::seconds> server_idle() const; // `Keep-Alive: timeout=`
-    std::optional<std::chrono::seconds> retry_after() const; // seen from the answer's own Date, if it has one
+    std::optional<std::chrono::seconds>
+    retry_after() const; // seen from the answer's own Date, if it has one
 
 private:
     struct state;
     std::unique_ptr<state> state_;
 };
 
-// What an error of sending or reading means, once (part of) the request may have been sent. `status`: 0 if none came.
+// What an error of sending or reading means, once (part of) the request may have been sent.
+// `status`: 0 if none came.
 failure failure_of(boost::system::error_code ec, int status);
 
 // "timeout" of a Keep-Alive field such as `timeout=5, max=100`.

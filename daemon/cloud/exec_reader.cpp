@@ -15,10 +15,13 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::seconds longest_farewell{2};
-constexpr std::size_t largest_farewell = 64U << 10; // bytes after the terminal line; more is not worth a connection
+constexpr std::size_t largest_farewell =
+    64U << 10; // bytes after the terminal line; more is not worth a connection
 
-// Reads the end of an answer that has said all it had to say, so that its connection can be used again.
-asio::awaitable<void> finish_in_background(std::shared_ptr<pool> home, std::shared_ptr<connection> from,
+// Reads the end of an answer that has said all it had to say, so that its connection can be used
+// again.
+asio::awaitable<void> finish_in_background(std::shared_ptr<pool> home,
+                                           std::shared_ptr<connection> from,
                                            std::unique_ptr<answer_reader> reader) {
     const pool::returning on_its_way(home, from);
     from->limit_all(connection::clock::now() + longest_farewell);
@@ -33,8 +36,8 @@ asio::awaitable<void> finish_in_background(std::shared_ptr<pool> home, std::shar
 
 class exec_reader final : public exec_stream {
 public:
-    exec_reader(std::shared_ptr<pool> home, std::shared_ptr<connection> from, std::unique_ptr<answer_reader> reader,
-                std::size_t max_line, secret key)
+    exec_reader(std::shared_ptr<pool> home, std::shared_ptr<connection> from,
+                std::unique_ptr<answer_reader> reader, std::size_t max_line, secret key)
         : home_(std::move(home)), from_(std::move(from)), reader_(std::move(reader)),
           decoder_(max_line, std::move(key)) {
         from_->unlimited();
@@ -45,7 +48,8 @@ public:
         while (true) {
             if (auto event = decoder_.next()) co_return told(std::move(*event));
             if (why_ || reader_->done()) co_return told(decoder_.finish(why_));
-            if (const auto ec = co_await reader_->read_some(*from_)) why_ = failure_of(ec, reader_->status());
+            if (const auto ec = co_await reader_->read_some(*from_))
+                why_ = failure_of(ec, reader_->status());
             hand_over();
         }
     }
@@ -65,7 +69,8 @@ private:
         const auto from = std::exchange(from_, nullptr);
         if (cut || why_) return;
         if (!reader_->done()) {
-            asio::co_spawn(home_->executor(), finish_in_background(home_, from, std::move(reader_)), asio::detached);
+            asio::co_spawn(home_->executor(), finish_in_background(home_, from, std::move(reader_)),
+                           asio::detached);
         } else if (reader_->reusable()) {
             home_->give_back(from, reader_->server_idle());
         }
@@ -80,9 +85,12 @@ private:
 
 } // namespace
 
-std::unique_ptr<exec_stream> make_exec_stream(std::shared_ptr<pool> home, std::shared_ptr<connection> from,
-                                              std::unique_ptr<answer_reader> reader, std::size_t max_line, secret key) {
-    return std::make_unique<exec_reader>(std::move(home), std::move(from), std::move(reader), max_line, std::move(key));
+std::unique_ptr<exec_stream> make_exec_stream(std::shared_ptr<pool> home,
+                                              std::shared_ptr<connection> from,
+                                              std::unique_ptr<answer_reader> reader,
+                                              std::size_t max_line, secret key) {
+    return std::make_unique<exec_reader>(std::move(home), std::move(from), std::move(reader),
+                                         max_line, std::move(key));
 }
 
 } // namespace sandboxd::cloud

@@ -21,8 +21,9 @@ namespace json = boost::json;
 // Output is joined up to this, so that a consumer's buffers stay small.
 constexpr std::size_t joined_text = 64U << 10;
 
-// Takes a line's parse events and puts text where it belongs at once: a gigabyte of output is copied once, never held
-// as a tree. What it did can be undone, since a line may turn out broken after half of it.
+// Takes a line's parse events and puts text where it belongs at once: a gigabyte of output is
+// copied once, never held as a tree. What it did can be undone, since a line may turn out broken
+// after half of it.
 class line_handler {
 public:
     static constexpr std::size_t max_object_size = static_cast<std::size_t>(-1);
@@ -35,7 +36,8 @@ public:
         first_new_ = events.size();
         joined_from_ = 0;
         if (!events.empty()) {
-            if (const auto* last = std::get_if<exec_output>(&events.back())) joined_from_ = last->text.size();
+            if (const auto* last = std::get_if<exec_output>(&events.back()))
+                joined_from_ = last->text.size();
         }
         depth_ = 0;
         field_ = field::other;
@@ -48,14 +50,16 @@ public:
 
     // Takes back what the line did so far.
     void undo() {
-        while (events_->size() > first_new_) events_->pop_back();
+        while (events_->size() > first_new_)
+            events_->pop_back();
         if (joined_from_ > 0) std::get<exec_output>(events_->back()).text.resize(joined_from_);
     }
 
     bool is_whole() const noexcept { return is_object_ && !wrong_type_; }
     bool has_output() const noexcept {
         return events_->size() > first_new_ ||
-               (joined_from_ > 0 && std::get<exec_output>(events_->back()).text.size() > joined_from_);
+               (joined_from_ > 0 &&
+                std::get<exec_output>(events_->back()).text.size() > joined_from_);
     }
     const std::optional<std::int64_t>& returncode() const noexcept { return returncode_; }
     const std::optional<std::string>& error() const noexcept { return error_; }
@@ -182,7 +186,8 @@ failure broken(std::string message) {
 }
 
 bool is_terminal(const exec_event& event) {
-    return !std::holds_alternative<exec_output>(event) && !std::holds_alternative<exec_heartbeat>(event);
+    return !std::holds_alternative<exec_output>(event) &&
+           !std::holds_alternative<exec_heartbeat>(event);
 }
 
 } // namespace
@@ -217,9 +222,11 @@ struct ndjson_decoder::state {
         closed = true;
     }
 
-    // One line without its newline. False if it is not what a line can be; nothing was added to the events then.
+    // One line without its newline. False if it is not what a line can be; nothing was added to the
+    // events then.
     bool take_line(std::string_view line) {
-        while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) {
+        while (!line.empty() &&
+               (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) {
             line.remove_suffix(1);
         }
         if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
@@ -234,7 +241,8 @@ struct ndjson_decoder::state {
             parser.handler().undo();
             return false;
         }
-        // With both, the error counts: a failure must not be told as a success. An empty one beside a code is none.
+        // With both, the error counts: a failure must not be told as a success. An empty one beside
+        // a code is none.
         if (handler.error() && (!returncode || !handler.error()->empty())) {
             std::string message = clean_message(*handler.error(), key);
             if (message.empty()) message = "the platform ended the command without saying why";
@@ -250,11 +258,13 @@ struct ndjson_decoder::state {
     // Parses the next whole line, if there is one.
     bool advance() {
         if (closed) return false;
-        const void* newline =
-            scanned < data.size() ? std::memchr(data.data() + scanned, '\n', data.size() - scanned) : nullptr;
-        const std::size_t end = newline != nullptr
-                                    ? static_cast<std::size_t>(static_cast<const char*>(newline) - data.data())
-                                    : data.size();
+        const void* newline = scanned < data.size()
+                                  ? std::memchr(data.data() + scanned, '\n', data.size() - scanned)
+                                  : nullptr;
+        const std::size_t end =
+            newline != nullptr
+                ? static_cast<std::size_t>(static_cast<const char*>(newline) - data.data())
+                : data.size();
         if (end - begin > max_line) {
             close(exec_cut{broken("a line of the command's output stream is longer than " +
                                   std::to_string(max_line) + " bytes")});
@@ -267,7 +277,8 @@ struct ndjson_decoder::state {
         const bool good = take_line(std::string_view(data).substr(begin, end - begin));
         begin = end + 1;
         scanned = begin;
-        if (!good) close(exec_cut{broken("a line of the command's output stream cannot be understood")});
+        if (!good)
+            close(exec_cut{broken("a line of the command's output stream cannot be understood")});
         return true;
     }
 
@@ -306,7 +317,8 @@ std::optional<exec_event> ndjson_decoder::next() {
     while (!state_->enough() && state_->advance()) {
     }
     // A heartbeat next to output says nothing more.
-    if (state_->events.size() > 1 && std::holds_alternative<exec_heartbeat>(state_->events.front())) {
+    if (state_->events.size() > 1 &&
+        std::holds_alternative<exec_heartbeat>(state_->events.front())) {
         state_->events.pop_front();
     }
     if (state_->events.empty()) return std::nullopt;
@@ -315,7 +327,8 @@ std::optional<exec_event> ndjson_decoder::next() {
 
 exec_event ndjson_decoder::finish(const std::optional<failure>& why) {
     if (auto event = next()) return *event;
-    // An object that is whole cannot be the beginning of another line, so it counts even on a lost connection.
+    // An object that is whole cannot be the beginning of another line, so it counts even on a lost
+    // connection.
     std::string rest = state_->data.substr(state_->begin);
     state_->data.clear();
     state_->begin = 0;
@@ -324,10 +337,13 @@ exec_event ndjson_decoder::finish(const std::optional<failure>& why) {
     state_->ended = true;
     state_->closed = true;
     if (why) return exec_cut{*why};
-    return exec_cut{failure{failure_kind::interrupted, 200,
-                            "the command's output stream ended without saying how the command ended", std::nullopt}};
+    return exec_cut{failure{
+        failure_kind::interrupted, 200,
+        "the command's output stream ended without saying how the command ended", std::nullopt}};
 }
 
-bool ndjson_decoder::ended() const noexcept { return state_->ended; }
+bool ndjson_decoder::ended() const noexcept {
+    return state_->ended;
+}
 
 } // namespace sandboxd::cloud

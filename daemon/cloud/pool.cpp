@@ -32,9 +32,11 @@ std::shared_ptr<connection> pool::take() {
     return nullptr;
 }
 
-void pool::give_back(std::shared_ptr<connection> from, std::optional<std::chrono::seconds> server_idle) {
+void pool::give_back(std::shared_ptr<connection> from,
+                     std::optional<std::chrono::seconds> server_idle) {
     auto idle = longest_idle_;
-    if (server_idle) idle = std::min<std::chrono::milliseconds>(idle, *server_idle - std::chrono::seconds(1));
+    if (server_idle)
+        idle = std::min<std::chrono::milliseconds>(idle, *server_idle - std::chrono::seconds(1));
     if (shut_ || idle.count() <= 0 || !from->quiet()) return;
     from->rest();
     from->mark_pooled();
@@ -44,19 +46,23 @@ void pool::give_back(std::shared_ptr<connection> from, std::optional<std::chrono
     wake_waiters();
 }
 
-void pool::clear() noexcept { idle_.clear(); }
+void pool::clear() noexcept {
+    idle_.clear();
+}
 
 void pool::shut() noexcept {
     shut_ = true;
     clear();
     timer_.cancel();
-    for (const auto& one : returning_) one->close();
+    for (const auto& one : returning_)
+        one->close();
 }
 
 void pool::watch() {
     if (idle_.empty()) return;
-    const auto earliest = std::min_element(
-        idle_.begin(), idle_.end(), [](const resting& a, const resting& b) { return a.until < b.until; });
+    const auto earliest =
+        std::min_element(idle_.begin(), idle_.end(),
+                         [](const resting& a, const resting& b) { return a.until < b.until; });
     watching_ = true;
     timer_.expires_at(earliest->until);
     timer_.async_wait([weak = weak_from_this()](boost::system::error_code ec) {
@@ -69,7 +75,8 @@ void pool::watch() {
     });
 }
 
-pool::returning::returning(std::shared_ptr<pool> to, std::shared_ptr<connection> what) : to_(std::move(to)) {
+pool::returning::returning(std::shared_ptr<pool> to, std::shared_ptr<connection> what)
+    : to_(std::move(to)) {
     place_ = to_->returning_.insert(to_->returning_.end(), std::move(what));
 }
 
@@ -79,7 +86,8 @@ pool::returning::~returning() {
 }
 
 void pool::wake_waiters() {
-    for (asio::steady_timer* waiter : waiters_) waiter->cancel();
+    for (asio::steady_timer* waiter : waiters_)
+        waiter->cancel();
 }
 
 asio::awaitable<void> pool::wait_for_return() {
@@ -102,7 +110,8 @@ asio::awaitable<void> pool::wait_for_return() {
         if (state.cancelled() != asio::cancellation_type::none) {
             throw boost::system::system_error(asio::error::operation_aborted);
         }
-        // Woken, but another waiter was quicker: go on waiting while there is something to wait for.
+        // Woken, but another waiter was quicker: go on waiting while there is something to wait
+        // for.
         stay = ec && idle_.empty() && !returning_.empty() && timer.expiry() > clock::now();
     }
 }

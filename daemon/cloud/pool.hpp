@@ -1,7 +1,7 @@
 // Connections at rest between requests, the newest first, and those about to come back.
 //
-// Owned by the client and by execs' streams. Holds no connection past its idle time: one timer, armed for the oldest,
-// none if the pool is empty.
+// Owned by the client and by execs' streams. Holds no connection past its idle time: one timer,
+// armed for the oldest, none if the pool is empty.
 #pragma once
 
 #include "cloud/connection.hpp"
@@ -29,16 +29,19 @@ public:
 
     // The newest one that is still good, or null.
     std::shared_ptr<connection> take();
-    // `server_idle`: what the server's `Keep-Alive: timeout=` said. We let go a second earlier, so that a request does
-    // not meet the server's closing.
-    void give_back(std::shared_ptr<connection> from, std::optional<std::chrono::seconds> server_idle);
-    // Closes what rests; the others were made in the same network and are likely dead too when one is.
+    // `server_idle`: what the server's `Keep-Alive: timeout=` said. We let go a second earlier, so
+    // that a request does not meet the server's closing.
+    void give_back(std::shared_ptr<connection> from,
+                   std::optional<std::chrono::seconds> server_idle);
+    // Closes what rests; the others were made in the same network and are likely dead too when one
+    // is.
     void clear() noexcept;
     // The client is gone: closes everything, also what comes back later.
     void shut() noexcept;
     std::size_t size() const noexcept { return idle_.size(); }
 
-    // An answer whose end nobody waits for is being read, after which the connection comes back: exists that long.
+    // An answer whose end nobody waits for is being read, after which the connection comes back:
+    // exists that long.
     class returning {
     public:
         returning(std::shared_ptr<pool> to, std::shared_ptr<connection> what);
@@ -51,8 +54,9 @@ public:
         std::list<std::shared_ptr<connection>>::iterator place_;
     };
 
-    // Waits until a connection came back, but no longer than making a new one lately took: so waiting is never much
-    // worse than not waiting. Returns at once if none is on its way that nobody else waits for.
+    // Waits until a connection came back, but no longer than making a new one lately took: so
+    // waiting is never much worse than not waiting. Returns at once if none is on its way that
+    // nobody else waits for.
     boost::asio::awaitable<void> wait_for_return();
     void connecting_took(clock::duration time) noexcept { connect_time_ = time; }
 

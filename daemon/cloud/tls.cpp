@@ -22,14 +22,16 @@ int owner_index() {
 void require(int good) {
     if (good == 1) return;
     throw boost::system::system_error(
-        boost::system::error_code(static_cast<int>(::ERR_get_error()), boost::asio::error::get_ssl_category()),
+        boost::system::error_code(static_cast<int>(::ERR_get_error()),
+                                  boost::asio::error::get_ssl_category()),
         "setting up TLS");
 }
 
 } // namespace
 
 tls_context::tls_context(const endpoint& at)
-    : host_(at.host), host_is_address_(is_ip_address(at.host)), context_(boost::asio::ssl::context::tls_client) {
+    : host_(at.host), host_is_address_(is_ip_address(at.host)),
+      context_(boost::asio::ssl::context::tls_client) {
     SSL_CTX* const raw = context_.native_handle();
     require(SSL_CTX_set_min_proto_version(raw, TLS1_2_VERSION));
     context_.set_default_verify_paths();
@@ -39,8 +41,10 @@ tls_context::tls_context(const endpoint& at)
     SSL_CTX_set_session_cache_mode(raw, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
     require(SSL_CTX_set_ex_data(raw, owner_index(), this));
     SSL_CTX_sess_set_new_cb(raw, &tls_context::on_new_session);
-    static constexpr std::array<unsigned char, 9> protocols{8, 'h', 't', 't', 'p', '/', '1', '.', '1'};
-    SSL_CTX_set_alpn_protos(raw, protocols.data(), protocols.size()); // 0 is success; a refusal is harmless
+    static constexpr std::array<unsigned char, 9> protocols{8,   'h', 't', 't', 'p',
+                                                            '/', '1', '.', '1'};
+    SSL_CTX_set_alpn_protos(raw, protocols.data(),
+                            protocols.size()); // 0 is success; a refusal is harmless
 }
 
 tls_context::~tls_context() {
@@ -55,17 +59,20 @@ void tls_context::prepare(SSL* connection) {
         require(SSL_set1_host(connection, host_.c_str()));
         require(static_cast<int>(SSL_set_tlsext_host_name(connection, host_.c_str())));
     }
-    if (session_ && SSL_SESSION_is_resumable(session_.get()) == 1) SSL_set_session(connection, session_.get());
+    if (session_ && SSL_SESSION_is_resumable(session_.get()) == 1)
+        SSL_set_session(connection, session_.get());
 }
 
 std::string tls_context::failure_text(SSL* connection, std::string_view fallback) {
     const long verdict = SSL_get_verify_result(connection);
     if (verdict == X509_V_OK) return "the TLS handshake failed: " + std::string(fallback);
-    return std::string("the server's certificate is not accepted: ") + X509_verify_cert_error_string(verdict);
+    return std::string("the server's certificate is not accepted: ") +
+           X509_verify_cert_error_string(verdict);
 }
 
 int tls_context::on_new_session(SSL* connection, SSL_SESSION* session) {
-    auto* const self = static_cast<tls_context*>(SSL_CTX_get_ex_data(SSL_get_SSL_CTX(connection), owner_index()));
+    auto* const self =
+        static_cast<tls_context*>(SSL_CTX_get_ex_data(SSL_get_SSL_CTX(connection), owner_index()));
     if (self == nullptr) return 0;
     self->session_.reset(session);
     return 1; // the reference is ours now

@@ -1,7 +1,9 @@
-// How our TLS connections are made: whom we trust, what we insist on, and the session that makes the next handshake short.
+// How our TLS connections are made: whom we trust, what we insist on, and the session that makes
+// the next handshake short.
 //
-// One for the client's one host; connections share it and it lives as long as the longest of them. Roots are OpenSSL's
-// defaults, so SSL_CERT_FILE and SSL_CERT_DIR work; they are read here, once. Throws boost::system::system_error if the library cannot be set up.
+// One for the client's one host; connections share it and it lives as long as the longest of them.
+// Roots are OpenSSL's defaults, so SSL_CERT_FILE and SSL_CERT_DIR work; they are read here, once.
+// Throws boost::system::system_error if the library cannot be set up.
 #pragma once
 
 #include "cloud/endpoint.hpp"
@@ -22,12 +24,14 @@ public:
 
     boost::asio::ssl::context& native() noexcept { return context_; }
 
-    // Before the handshake of a connection: the name to ask for and to insist on, and the session to resume.
+    // Before the handshake of a connection: the name to ask for and to insist on, and the session
+    // to resume.
     void prepare(SSL* connection);
     // After a handshake that failed: a session may have been the reason.
     void forget_session() noexcept { session_.reset(); }
 
-    // Why a handshake failed, for people: the certificate's fault by name if it was that, else the fallback.
+    // Why a handshake failed, for people: the certificate's fault by name if it was that, else the
+    // fallback.
     static std::string failure_text(SSL* connection, std::string_view fallback);
 
 private:

@@ -12,13 +12,15 @@ struct step {
     bool valid;
 };
 
-// What stands at the beginning of `text`, which is not empty: a character, or the maximal part of a broken one.
+// What stands at the beginning of `text`, which is not empty: a character, or the maximal part of a
+// broken one.
 step next_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const unsigned char first = at(0);
     if (first < 0x80) return {1, true};
     std::size_t length = 0;
-    unsigned char low = 0x80; // bounds of the second byte: no overlong forms, no surrogates, nothing over U+10FFFF
+    unsigned char low =
+        0x80; // bounds of the second byte: no overlong forms, no surrogates, nothing over U+10FFFF
     unsigned char high = 0xbf;
     if (first >= 0xc2 && first <= 0xdf) {
         length = 2;
@@ -63,7 +65,8 @@ std::optional<std::uint16_t> hex4(std::string_view text) noexcept {
 
 // The code unit if `text` begins with \uXXXX.
 std::optional<std::uint16_t> escape_at(std::string_view text) noexcept {
-    return text.size() >= 6 && text[0] == '\\' && text[1] == 'u' ? hex4(text.substr(2)) : std::nullopt;
+    return text.size() >= 6 && text[0] == '\\' && text[1] == 'u' ? hex4(text.substr(2))
+                                                                 : std::nullopt;
 }
 
 } // namespace
@@ -90,7 +93,8 @@ std::string repair_utf8(std::string_view text) {
 
 std::size_t utf8_floor(std::string_view text, std::size_t limit) noexcept {
     if (limit >= text.size()) return text.size();
-    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80)
+        --limit;
     return limit;
 }
 
@@ -104,7 +108,8 @@ std::string repair_surrogate_escapes(std::string_view json) {
         }
         const auto unit = escape_at(json.substr(at));
         if (!unit) {
-            out += json.substr(at, 2); // an escape of one letter; an escaped backslash must not begin the next one
+            out += json.substr(
+                at, 2); // an escape of one letter; an escaped backslash must not begin the next one
             at += 2;
             continue;
         }

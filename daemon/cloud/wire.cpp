@@ -57,8 +57,10 @@ std::optional<sandbox_info> sandbox_of(const json::value& value) {
     if (out.id.empty()) return std::nullopt;
     out.plan = string_at(object, "plan");
     out.state = parse_state(string_at(object, "state"));
-    if (const json::value* created = object.if_contains("created_at")) out.created_at = whole_number(*created, 0);
-    if (const json::value* tags = object.if_contains("tags"); tags != nullptr && tags->is_object()) {
+    if (const json::value* created = object.if_contains("created_at"))
+        out.created_at = whole_number(*created, 0);
+    if (const json::value* tags = object.if_contains("tags");
+        tags != nullptr && tags->is_object()) {
         for (const auto& tag : tags->get_object()) {
             if (tag.value().is_string()) {
                 const auto& text = tag.value().get_string();
@@ -70,7 +72,8 @@ std::optional<sandbox_info> sandbox_of(const json::value& value) {
     return out;
 }
 
-// What an object around the list says about more pages. Nothing if there are more and no way to them is known.
+// What an object around the list says about more pages. Nothing if there are more and no way to
+// them is known.
 std::optional<next_page> next_of(const json::object& object) {
     using names = std::pair<std::string_view, std::string_view>;
     // The field, and the query parameter its value usually goes into.
@@ -88,8 +91,9 @@ std::optional<next_page> next_of(const json::object& object) {
             return std::nullopt;
         }
         if (text.empty()) continue;
-        const bool is_reference = field == "next" && (text.starts_with("http://") || text.starts_with("https://") ||
-                                                      text.front() == '/' || text.front() == '?');
+        const bool is_reference =
+            field == "next" && (text.starts_with("http://") || text.starts_with("https://") ||
+                                text.front() == '/' || text.front() == '?');
         return next_page{is_reference ? next_page::kind::reference : next_page::kind::cursor, text,
                          std::string(parameter)};
     }
@@ -102,7 +106,8 @@ std::optional<next_page> next_of(const json::object& object) {
 
 std::string create_body(const create_request& request) {
     json::object tags;
-    for (const auto& [name, value] : request.tags) tags[name] = value;
+    for (const auto& [name, value] : request.tags)
+        tags[name] = value;
     return json::serialize(json::object{{"image", ""},
                                         {"plan", request.plan},
                                         {"tags", std::move(tags)},
@@ -112,8 +117,10 @@ std::string create_body(const create_request& request) {
 std::string exec_body(const std::vector<std::string>& argv, std::chrono::seconds timeout) {
     json::array command;
     command.reserve(argv.size());
-    for (const std::string& argument : argv) command.emplace_back(argument);
-    return json::serialize(json::object{{"command", std::move(command)}, {"timeout_seconds", timeout.count()}});
+    for (const std::string& argument : argv)
+        command.emplace_back(argument);
+    return json::serialize(
+        json::object{{"command", std::move(command)}, {"timeout_seconds", timeout.count()}});
 }
 
 sandbox_state parse_state(std::string_view name) noexcept {
@@ -140,7 +147,8 @@ result<sandbox_info> parse_sandbox(std::string_view body) {
 
 result<std::string> parse_created(std::string_view body) {
     const auto root = parse_json(body);
-    std::string id = root && root->is_object() ? string_at(root->get_object(), "sandbox_id") : std::string();
+    std::string id =
+        root && root->is_object() ? string_at(root->get_object(), "sandbox_id") : std::string();
     if (id.empty()) return bad("the answer to a create has no sandbox id");
     return id;
 }
@@ -152,8 +160,9 @@ result<std::vector<plan_info>> parse_catalog(std::string_view body) {
     for (const json::value& item : root->get_array()) {
         if (!item.is_object()) continue;
         const json::object& object = item.get_object();
-        plan_info plan{string_at(object, "id"), number_at(object, "vcpu"), number_at(object, "ram_gb"),
-                       number_at(object, "disk_gb"), number_at(object, "price_per_hour")};
+        plan_info plan{string_at(object, "id"), number_at(object, "vcpu"),
+                       number_at(object, "ram_gb"), number_at(object, "disk_gb"),
+                       number_at(object, "price_per_hour")};
         if (!plan.id.empty()) out.push_back(std::move(plan));
     }
     return out;
@@ -176,12 +185,15 @@ result<sandbox_page> parse_sandbox_page(std::string_view body, std::string_view 
         const json::object& object = root->get_object();
         for (const std::string_view name : {"sandboxes", "items", "data"}) {
             const json::value* value = object.if_contains(name);
-            if (list == nullptr && value != nullptr && value->is_array()) list = &value->get_array();
+            if (list == nullptr && value != nullptr && value->is_array())
+                list = &value->get_array();
         }
         auto next = next_of(object);
-        if (list != nullptr && !next) return bad("the listing has more pages, but does not say where");
+        if (list != nullptr && !next)
+            return bad("the listing has more pages, but does not say where");
         if (next) out.next = std::move(*next);
-        if (const json::value* total = object.if_contains("total")) out.total = whole_number(*total, -1);
+        if (const json::value* total = object.if_contains("total"))
+            out.total = whole_number(*total, -1);
     }
     if (list == nullptr) return bad("the listing is not a list of sandboxes");
     for (const json::value& item : *list) {
@@ -198,7 +210,8 @@ result<sandbox_page> parse_sandbox_page(std::string_view body, std::string_view 
 }
 
 std::string next_link(std::string_view link) {
-    // link-value = "<" URI ">" *( ";" name [ "=" value ] ), separated by commas; commas inside <> and "" do not count.
+    // link-value = "<" URI ">" *( ";" name [ "=" value ] ), separated by commas; commas inside <>
+    // and "" do not count.
     const auto skip = [&link](std::string_view characters) {
         link.remove_prefix(std::min(link.find_first_not_of(characters), link.size()));
     };

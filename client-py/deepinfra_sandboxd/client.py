@@ -7,6 +7,7 @@ and calls of all threads share it. The daemon owns the commands: closing a clien
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import platform
 import threading
@@ -15,10 +16,10 @@ import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from ._version import __version__
-from .errors import ConnectionLost, Incompatible, NoAnswer, RpcError, SandboxdError
+from .errors import ConnectionLost, Incompatible, NoAnswer, RpcError, SandboxdError, TooLarge
 from .execution import CompletedExec, Exec
 from .paths import socket_candidates
 from .rpc import Connection, Json
@@ -131,33 +132,26 @@ class Client:
         return _answer(self.submit(method, params), method, timeout)
 
     def run(self, argv: Sequence[Text] | None = None, **options: Any) -> CompletedExec:
-        """Run a command to its end; arguments as for ``begin``, errors as for ``start``.
+        """Run a command to its end; arguments as for ``prepare``, errors as for ``start``.
 
         When the wait is interrupted, the command is cancelled.
         """
-        execution = self.start(argv, **options)
-        try:
+        execution = self.prepare(argv, **options)
+        with _not_left_behind(execution):
+            _answer(execution.send(), "exec.start", self.timeout)
             return execution.wait()
-        except BaseException:
-            execution.kill()
-            raise
 
     def start(self, argv: Sequence[Text] | None = None, **options: Any) -> Exec:
-        """Start a command and return it once the daemon has accepted it; arguments as for ``begin``.
+        """Start a command and return it once the daemon has accepted it; arguments as for ``prepare``.
 
         Raises as ``call``. Only ``ConnectionLost`` and ``NoAnswer`` leave open whether it ran.
         """
-        execution, answer = self.begin(argv, **options)
-        try:
-            _answer(answer, "exec.start", self.timeout)
-        except RpcError:
-            raise
-        except BaseException:  # nobody will hold the command: it is not left behind
-            execution.kill()
-            raise
+        execution = self.prepare(argv, **options)
+        with _not_left_behind(execution):
+            _answer(execution.send(), "exec.start", self.timeout)
         return execution
 
-    def begin(
+    def prepare(
         self,
         argv: Sequence[Text] | None = None,
         *,
@@ -173,13 +167,12 @@ class Client:
         plan: str | None = None,
         window: int = WINDOW,
         exec_id: str | None = None,
-    ) -> tuple[Exec, Future[Json]]:
-        """Send *argv*, or the bash *script* (of a *login* shell), to the sandbox of *key*.
+    ) -> Exec:
+        """*argv*, or the bash *script* (of a *login* shell), for the sandbox of *key*; not yet sent.
 
         The sandbox is created (*persistent*, *plan*) or started as needed. *timeout*: seconds, after
         which the daemon ends the command; None is no limit. *input* None is /dev/null, empty an
-        immediate end of file. *window*: bytes of output in flight. The future is the daemon's
-        acceptance. Raises ``TooLarge`` and as ``hello`` before anything is sent.
+        immediate end of file. *window*: bytes of output in flight. Raises as ``hello``.
         """
         if (argv is None) == (script is None):
             raise TypeError("give either argv or script")
@@ -203,8 +196,7 @@ class Client:
         optional = {"timeout_s": timeout, "persistent": persistent, "plan": plan}
         params.update({name: value for name, value in optional.items() if value is not None})
         params.update(merge_output=merge_output, window=window)
-        execution = Exec(self._connected()[0], params["exec_id"], window)
-        return execution, execution.begin(params)
+        return Exec(self._connected()[0], params)
 
     def set_account(self, api_key: str) -> None:
         """Hand the API key to a daemon that has none; raises as ``call``."""
@@ -247,6 +239,18 @@ def _forget_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_connections)
+
+
+@contextlib.contextmanager
+def _not_left_behind(execution: Exec) -> Iterator[None]:
+    """Cancels a command whose caller stopped waiting and so cannot do it."""
+    try:
+        yield
+    except (RpcError, TooLarge, ConnectionLost):
+        raise  # it does not run, or is out of reach
+    except BaseException:
+        execution.kill()
+        raise
 
 
 def _answer(future: Future[Json], method: str, timeout: float | None) -> Json:

@@ -23,7 +23,7 @@ from tools import interrupt
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
 
 from .client import Client
-from .errors import RpcError, SandboxdError
+from .errors import ConnectionLost, RpcError, SandboxdError
 from .process import LOOK, CommandHandle, infrastructure
 from .rpc import Json
 
@@ -188,7 +188,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         call = _call.get() or _Call(threading.get_ident(), poller=False)
         threads = (threading.get_ident(), call.thread)
         handle = CommandHandle(
-            lambda: self._client.begin(
+            lambda: self._client.prepare(
                 script=cmd_string,
                 login=login,
                 key=self.key,
@@ -198,7 +198,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                 merge_output=True,
                 persistent=self._persistent,
                 plan=self._plan,
-            )[0],
+            ),
             limit=timeout,
             interrupted=lambda: _wanted(threads),
             quiet=call.poller,
@@ -211,24 +211,36 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _ensure(self) -> int:
         """Have the sandbox running, honouring interrupts; the number of its start."""
-        hello = self._client.hello()
-        if self._api_key is not None and hello.configured and hello.fingerprint:
-            if hello.fingerprint != (own := fingerprint(self._api_key)):
-                raise RpcError(
-                    f"account_mismatch: DEEPINFRA_API_KEY (fingerprint {own}) is not the key of the"
-                    f" running daemon ({hello.fingerprint})",
-                    name="account_mismatch",
-                    code=2000,
-                    retryable=False,
-                    hint="use one API key a user, or a daemon of its own with DEEPINFRA_SANDBOXD_SOCKET",
-                    sandbox_id=None,
-                )
-        elif self._api_key is not None and not hello.configured:
-            self._client.set_account(self._api_key)
         params: Json = {"key": self._key_value(), "persistent": self._persistent}
         if self._plan:
             params["plan"] = self._plan
-        return int(self._wait(self._client.submit("sandbox.ensure", params)).get("generation", 0))
+        for attempt in (1, 2):  # a daemon that was restarted is noticed here; asking twice is safe
+            try:
+                self._use_account()
+                answer = self._wait(self._client.submit("sandbox.ensure", params))
+                return int(answer.get("generation", 0))
+            except ConnectionLost:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _use_account(self) -> None:
+        """Refuse a daemon with another API key than this profile's; give ours to one with none."""
+        hello = self._client.hello()
+        if self._api_key is None:
+            return
+        if not hello.configured:
+            self._client.set_account(self._api_key)
+        elif hello.fingerprint and hello.fingerprint != (own := fingerprint(self._api_key)):
+            raise RpcError(
+                f"account_mismatch: DEEPINFRA_API_KEY (fingerprint {own}) is not the key of the"
+                f" running daemon ({hello.fingerprint})",
+                name="account_mismatch",
+                code=2003,
+                retryable=False,
+                hint="use one API key a user, or a daemon of its own with DEEPINFRA_SANDBOXD_SOCKET",
+                sandbox_id=None,
+            )
 
     def _wait(self, future: Future[Json]) -> Json:
         call, me = _call.get(), threading.get_ident()

@@ -54,12 +54,12 @@ class CompletedExec:
 
 
 class Exec:
-    """A command under way; made by ``Client.start``. One reader at a time, any thread may cancel."""
+    """A command; made by ``Client.start``. One reader at a time, any thread may cancel."""
 
-    def __init__(self, connection: Connection, exec_id: str, window: int) -> None:
-        self.exec_id = exec_id
-        self._connection = connection
-        self._window = window
+    def __init__(self, connection: Connection, params: Json) -> None:
+        self.exec_id: str = params["exec_id"]
+        self._connection, self._params = connection, params
+        self._window: int = params["window"]
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._offsets = {"stdout": 0, "stderr": 0}
@@ -68,11 +68,12 @@ class Exec:
         self._discarding = self._nudged = False
         self.refused: SandboxdError | None = None  # why the daemon did not accept it
 
-    def begin(self, params: Json) -> Future[Json]:
-        """Send ``exec.start``; raises as ``Connection.request``, and then nothing was run."""
+    def send(self) -> Future[Json]:
+        """Send it; the future is the daemon's acceptance. Raises as ``Connection.request``, and then
+        nothing was run."""
         self._connection.attach(self.exec_id, self)
         try:
-            answer = self._connection.request("exec.start", params)
+            answer = self._connection.request("exec.start", self._params)
         except BaseException:
             self._connection.detach(self.exec_id)
             raise

@@ -33,7 +33,7 @@ def infrastructure(text: str, hint: str = "") -> str:
 
 
 class CommandHandle:
-    """A running command. ``begin`` sends it (on our thread, so that making a handle never waits).
+    """A running command. *prepare* makes it; it is sent on our thread, so that making a handle never waits.
 
     *limit* is hermes's time-out in seconds. The thread that makes the handle may wait inside
     ``poll`` for the command's end, as long as *interrupted* is false, which is most of what makes a
@@ -42,7 +42,7 @@ class CommandHandle:
 
     def __init__(
         self,
-        begin: Callable[[], Exec],
+        prepare: Callable[[], Exec],
         *,
         limit: float,
         interrupted: Callable[[], bool],
@@ -52,7 +52,7 @@ class CommandHandle:
         os.set_blocking(self._write_fd, False)
         self.stdout = open(read_fd, encoding="utf-8", errors="replace")
         self.end: CompletedExec | None = None  # how it ended; None when killed, or never started
-        self._begin, self._interrupted, self._quiet = begin, interrupted, quiet
+        self._prepare, self._interrupted, self._quiet = prepare, interrupted, quiet
         self._waiter, self._deadline = threading.get_ident(), time.monotonic() + limit
         self._lock = threading.Lock()
         self._exec: Exec | None = None
@@ -113,7 +113,8 @@ class CommandHandle:
         if self._killed is not None:
             return 130, ""
         try:
-            running = self._begin()
+            running = self._prepare()
+            running.send()
         except (SandboxdError, ValueError) as error:  # ValueError: text that no encoding can send
             return 125, infrastructure(f"{error}; nothing was run", getattr(error, "hint", ""))
         with self._lock:

@@ -55,6 +55,7 @@ class Connection:
         self._receivers: dict[str, Receiver] = {}
         self._backlog = bytearray()  # what the socket would not take at once
         self._ended: str | None = None
+        self._refused = False  # the peer has gone, which the thread is about to notice
         sock.setblocking(False)
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -91,7 +92,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        return self._ended is None
+        return self._ended is None and not self._refused
 
     def request(self, method: str, params: Json) -> Future[Json]:
         """Send a request. The future yields the result, or raises ``RpcError``/``ConnectionLost``.
@@ -157,6 +158,7 @@ class Connection:
                 except BlockingIOError:
                     pass
                 except OSError as error:
+                    self._refused = True
                     raise ConnectionLost(
                         f"no connection to the daemon: {error}", unsent=True
                     ) from error

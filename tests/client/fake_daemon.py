@@ -1,6 +1,7 @@
 """A scripted peer of the client, for tests of the client's own mechanics only.
 
-It speaks the protocol as the test tells it to, including wrongly. ``ShellDaemon`` also runs scripts,
+It speaks the protocol as the test tells it to, including wrongly; what the client sends has to be
+right, and is held against the schemas. ``ShellDaemon`` also runs scripts,
 on this machine, with ``/workspace`` replaced by a directory of the test: enough of a sandbox to
 exercise the environment's session handling where the real daemon would add nothing.
 """
@@ -14,13 +15,23 @@ import signal
 import socket
 import subprocess
 import threading
+import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+from support.schema import Validator  # noqa: E402
 
 Message = dict[str, Any]
 NO_ANSWER = object()
 DEADLINE = 10.0  # seconds after which a test that waits for an event fails
+
+
+@cache
+def validator() -> Validator:
+    return Validator()
 
 
 class Refusal(Exception):
@@ -199,9 +210,10 @@ class FakeDaemon:
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: Peer) -> None:
+        pending: dict[Any, Any] = {}  # ids in use: the client never repeats one
         try:
             for line in peer.sock.makefile("rb"):
-                self._handle(peer, json.loads(line))
+                self._handle(peer, json.loads(line), pending)
         except OSError:
             pass
         except Exception as error:
@@ -210,7 +222,8 @@ class FakeDaemon:
             peer.close()
             peer.sock.close()
 
-    def _handle(self, peer: Peer, message: Message) -> None:
+    def _handle(self, peer: Peer, message: Message, pending: dict[Any, Any]) -> None:
+        validator().message("client-to-daemon", message, pending)
         method, params = message["method"], message.get("params", {})
         if method == "exec.start":
             peer.windows[params["exec_id"]] = params.get("window", 1 << 20)

@@ -18,7 +18,7 @@ PIPE = 65536  # bytes that a pipe holds here
 
 def make(client: Client, **options: object) -> CommandHandle:
     arguments = {"limit": 30.0, "interrupted": lambda: False, "quiet": False, **options}
-    begin: Callable[[], Exec] = lambda: client.begin(["x"], merge_output=True)[0]
+    begin: Callable[[], Exec] = lambda: client.prepare(["x"], merge_output=True)
     return CommandHandle(begin, **arguments)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_a_kill_before_the_command_was_sent_stops_it_from_being_sent(
     def slow() -> Exec:
         may_begin.set()
         killed.wait(5)
-        return client.begin(["x"])[0]
+        return client.prepare(["x"])
 
     handle = CommandHandle(slow, limit=5, interrupted=lambda: False, quiet=False)
     may_begin.wait(5)
@@ -203,7 +203,7 @@ def test_what_cannot_be_sent_ends_with_125_and_a_text(fake: FakeDaemon, client: 
         raise DaemonNotRunning("not running", hint="start it")
 
     def impossible() -> Exec:
-        return client.begin(script="cat", input="\ud800")[0]
+        return client.prepare(script="cat", input="\ud800")
 
     def broken() -> Exec:
         raise ZeroDivisionError("bug")

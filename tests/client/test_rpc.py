@@ -26,6 +26,8 @@ from deepinfra_sandboxd import (
     TooLarge,
 )
 
+ENSURE = {"key": {"profile": "p", "task": "t"}}
+
 
 def test_the_first_message_is_hello_and_later_calls_share_the_connection(
     fake: FakeDaemon, client: Client
@@ -45,7 +47,7 @@ def test_an_error_answer_becomes_an_error_with_a_name(fake: FakeDaemon, client: 
 
     fake.on["sandbox.ensure"] = refuse
     with pytest.raises(RpcError, match="5 of 5 in use") as caught:
-        client.call("sandbox.ensure", {})
+        client.call("sandbox.ensure", ENSURE)
     error = caught.value
     assert (error.name, error.code, error.retryable, error.hint) == (
         "cap_reached", 2005, False, "stop one",
@@ -244,7 +246,8 @@ def test_a_refused_start_raises_and_is_the_end_of_the_exec(
     fake.on["exec.start"] = refuse
     with pytest.raises(RpcError, match="no API key"):
         client.start(["x"])
-    execution, _ = client.begin(["x"])
+    execution = client.prepare(["x"])
+    execution.send()
     assert list(execution) == []
     assert execution.end is not None
     assert (execution.end.reason, execution.end.started) == ("failed", "no")
@@ -351,7 +354,7 @@ def test_a_lost_connection_ends_what_waits_and_the_next_call_makes_another(
     execution = client.start(["x"])
     fake.peer().output(execution.exec_id, b"partial")
     fake.on["sandbox.ensure"] = lambda peer, params: NO_ANSWER
-    future = client.submit("sandbox.ensure", {})
+    future = client.submit("sandbox.ensure", ENSURE)
     fake.wait_for("sandbox.ensure")
     fake.peer().raw(b'{"jsonrpc":"2.0","method":"exec.exit","params":{"torn')
     fake.peer().close()
@@ -409,7 +412,7 @@ def test_progress_is_remembered_for_whoever_waits(fake: FakeDaemon, client: Clie
         return {}
 
     fake.on["sandbox.ensure"] = ensure
-    client.call("sandbox.ensure", {})
+    client.call("sandbox.ensure", ENSURE)
     assert client.progress == {("p", "t"): "booting"}
 
 
@@ -431,7 +434,7 @@ def test_an_interpreter_can_end_at_any_time_without_a_word(fake: FakeDaemon) -> 
         "from deepinfra_sandboxd import Client\n"
         f"client = Client({str(fake.path)!r})\n"
         "execution = client.start(['x'])\n"
-        "future = client.submit('sandbox.ensure', {})\n"
+        f"future = client.submit('sandbox.ensure', {ENSURE})\n"
         "print('ready')\n"
     )
     fake.on["sandbox.ensure"] = lambda peer, params: NO_ANSWER

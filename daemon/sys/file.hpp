@@ -20,6 +20,9 @@ namespace sandboxd::sys {
 std::optional<std::string> read_file(const std::filesystem::path& file,
                                      std::size_t limit = 64u << 20);
 
+// What is left to read of `fd`, `limit` bytes at the most; `name` is for error texts.
+std::string read_all(int fd, const std::string& name, std::size_t limit);
+
 // Replaces `file` by one that holds `bytes` with exactly `mode`: after a crash at any point there
 // is either the old content or the new. File and directory have reached the disk on return. The new
 // content is first written to `<file>.tmp`, so there must be one writer a file at a time (the state

@@ -1,0 +1,58 @@
+#include "sys/lock.hpp"
+
+#include "sys/file.hpp"
+#include "sys/system_error.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+namespace sandboxd::sys {
+namespace {
+
+pid_t recorded_pid(int fd) {
+    char text[24] = {};
+    return ::pread(fd, text, sizeof text - 1, 0) > 0 ? static_cast<pid_t>(std::atol(text)) : 0;
+}
+
+bool still_there(int fd, const std::filesystem::path& file) {
+    struct stat held {};
+    struct stat named {};
+    return ::fstat(fd, &held) == 0 && ::stat(file.c_str(), &named) == 0 &&
+           held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
+} // namespace
+
+instance_lock::instance_lock(const std::filesystem::path& state_dir) {
+    ensure_private_directory(state_dir);
+    const std::filesystem::path file = state_dir / "lock";
+    for (;;) {
+        unique_fd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        if (!fd) throw_errno("cannot open " + file.string());
+        while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+            if (errno == EINTR) continue;
+            if (errno != EWOULDBLOCK) throw_errno("cannot lock " + file.string());
+            const pid_t owner = recorded_pid(fd.get());
+            throw already_running("another daemon " +
+                                      (owner > 0 ? "(pid " + std::to_string(owner) + ") " : "") +
+                                      "owns " + state_dir.string(),
+                                  owner);
+        }
+        // Somebody may have removed the file between the open and the lock, and others lock a new
+        // one.
+        if (!still_there(fd.get(), file)) continue;
+
+        const std::string pid = std::to_string(::getpid()) + "\n";
+        if (::ftruncate(fd.get(), 0) != 0 ||
+            ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+            throw_errno("cannot write " + file.string());
+        }
+        fd_ = std::move(fd);
+        return;
+    }
+}
+
+} // namespace sandboxd::sys

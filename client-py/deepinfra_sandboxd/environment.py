@@ -9,6 +9,7 @@ failure of the command, since hermes repeats a command that raised.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import sys
@@ -98,10 +99,10 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._session_scoped = not persistent
         self._client, self._plan, self._api_key = client, plan, api_key
         self._refresh = threading.Lock()
-        self._seen_cwds: set[str] = set()  # observed in this generation
-        self._stale_cwds: set[str] = set()  # observed in an older one, outside /workspace
+        self._seen_cwds: set[str] = set()  # observed since the last restart
+        self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
         try:
-            self._generation: int = self._ensure()
+            self._boot = self._ensure()  # which start of which sandbox the session was made in
         except SandboxdError as error:
             raise EnvironmentConnectionError(
                 plain(str(error)), retry_hint=plain(error.hint)
@@ -132,7 +133,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                     if (answer := self._poll_answer(command)) is not None:
                         return answer
                 else:
-                    recreated = self._enter_generation(self._ensure())
+                    recreated = self._enter(self._ensure())
             except SandboxdError as error:
                 text = "" if poller else infrastructure(f"{error}; nothing was run", error.hint)
                 return {"output": text, "returncode": 125}
@@ -209,8 +210,8 @@ class DeepInfraEnvironment(BaseEnvironment):
     def _key_value(self) -> dict[str, str]:
         return {"profile": self.key[0], "task": self.key[1]}
 
-    def _ensure(self) -> int:
-        """Have the sandbox running, honouring interrupts; the number of its start."""
+    def _ensure(self) -> tuple[str, int]:
+        """Have the sandbox running, honouring interrupts; its id and the number of its start."""
         params: Json = {"key": self._key_value(), "persistent": self._persistent}
         if self._plan:
             params["plan"] = self._plan
@@ -218,7 +219,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             try:
                 self._use_account()
                 answer = self._wait(self._client.submit("sandbox.ensure", params))
-                return int(answer.get("generation", 0))
+                return str(answer["sandbox"]["id"]), int(answer["generation"])
             except ConnectionLost:
                 if attempt == 2:
                     raise
@@ -275,12 +276,12 @@ class DeepInfraEnvironment(BaseEnvironment):
         gone = state in ("stopped", "absent", "failed") and "kill -0" in command
         return {"output": "1\n" if gone else "", "returncode": 1}
 
-    def _enter_generation(self, generation: int) -> bool:
+    def _enter(self, boot: tuple[str, int]) -> bool:
         """After a restart of the sandbox make its session again; True when this call did."""
         with self._refresh:
-            if generation == self._generation:
+            if boot == self._boot:
                 return False
-            self._generation = generation
+            self._boot = boot
             self._stale_cwds |= {cwd for cwd in self._seen_cwds if not _survives(cwd)}
             self._seen_cwds.clear()
             if not _survives(self.cwd):
@@ -298,7 +299,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             self._seen_cwds.add(result["cwd"])
             self._stale_cwds.discard(result["cwd"])
         if end is not None and end.recreated and not call.poller:
-            recreated = self._enter_generation(end.generation) or recreated
+            recreated = True
+            with contextlib.suppress(SandboxdError, _Interrupted):  # else the next command does it
+                self._enter(self._ensure())
         if recreated:
             result["environment_recreated"] = True
         return result

@@ -1,0 +1,282 @@
+"""The plugin and the client against the real daemon and the emulated cloud: what a user of hermes gets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+from conftest import ROOT
+from fake_daemon import eventually
+
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+from support.daemon import Daemon  # noqa: E402
+from support.emulator import Emulator  # noqa: E402
+
+from deepinfra_sandboxd import Client, RpcError  # noqa: E402
+from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
+from tools import interrupt  # noqa: E402
+from tools.environments.base import EnvironmentConnectionError  # noqa: E402
+
+KEY = "test-key"
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[Emulator]:
+    emulator = Emulator()
+    emulator.start()
+    yield emulator
+    emulator.stop()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, emulator: Emulator) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path, emulator.url, KEY)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def hermes(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepInfraProvider]:
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+    provider = DeepInfraProvider()
+    yield provider
+    provider._shared_client().close()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(str(daemon.socket)) as client:
+        yield client
+
+
+def make(provider: DeepInfraProvider, **options: Any) -> Any:
+    return provider.create_environment(
+        **{"cwd": "/root", "timeout": 30, "task_id": "default", **options}
+    )
+
+
+def ok(environment: Any, command: str, **options: Any) -> str:
+    result = environment.execute(command, **options)
+    assert result["returncode"] == 0, result
+    return str(result["output"]).strip()
+
+
+def total_requests(emulator: Emulator) -> int:
+    return int(emulator.stats()["total"])
+
+
+def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    assert environment.cwd == "/workspace"
+    ok(environment, "mkdir -p project/src && cd project && git --version >/dev/null || true")
+    ok(environment, "cd /workspace/project")
+    ok(
+        environment,
+        "export COUNT=0; step() { COUNT=$((COUNT+1)); export COUNT; echo step $COUNT; }",
+    )
+    for turn in range(1, 31):
+        assert ok(environment, "step") == f"step {turn}"
+    content = "line\n" * 20_000 + "EOF\nno newline at the end"
+    ok(environment, "cat > src/big.txt", stdin_data=content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    assert ok(environment, "sha256sum < src/big.txt").split()[0] == digest
+    ok(environment, "nohup bash -lc 'while :; do date +%s%N; sleep 0.1; done' > /tmp/bg.log 2>&1 &")
+    first = ok(environment, "wc -l < /tmp/bg.log", cwd="/")
+    eventually(lambda: int(ok(environment, "wc -l < /tmp/bg.log")) > int(first), "it goes on")
+    assert environment.execute("false")["returncode"] == 1
+    assert environment.execute("exit 42")["returncode"] == 42
+    assert "no such" in environment.execute("no-such; ls /nowhere")["output"].lower()
+    assert ok(environment, "cd src; pwd") == "/workspace/project/src"
+    assert ok(environment, "pwd; echo $COUNT").split() == ["/workspace/project/src", "30"]
+    assert ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x | wc -c") == "3000000"
+    assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
+
+
+def test_output_arrives_while_the_command_runs(client: Client) -> None:
+    execution = client.start(script="echo one; read line < /workspace/fifo; echo $line; exit 5")
+    client.run(["mkfifo", "/workspace/fifo"])  # the script waits for nothing until "one" is out
+    chunk = execution.read(20)
+    assert chunk is not None and chunk.data == b"one\n" and execution.end is None
+
+
+def test_what_a_program_gets_from_the_client(client: Client) -> None:
+    result = client.run(["python3", "-c", "print(1)"])
+    assert (result.returncode, result.stdout, result.reason) == (0, b"1\n", "exited")
+    result = client.run(script="echo out; echo err >&2; exit 3", cwd="/workspace", env={"A": "1"})
+    assert (result.returncode, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+    result = client.run(["cat"], input=b"some\0bytes")
+    assert result.stdout == b"some\0bytes"
+    result = client.run(script="echo before; sleep 60", timeout=1)
+    assert (result.returncode, result.reason, result.stdout) == (124, "timed_out", b"before\n")
+    with pytest.raises(RpcError) as caught:
+        client.call("sandbox.get", {"id": "sb_none"})
+    assert caught.value.name == "sandbox_not_found"
+
+
+def test_one_request_to_the_cloud_for_a_warm_command(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    environment = make(hermes)
+    ok(environment, "true")
+    before = total_requests(emulator)
+    ok(environment, "echo warm")
+    assert total_requests(emulator) - before == 1
+
+
+def test_building_the_prompt_costs_nothing(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    probe = make(hermes, task_id="prompt-backend-probe")
+    assert probe.execute("uname", timeout=4)["returncode"] == 0
+    probe.cleanup(force_remove=True)
+    assert emulator.sandboxes() == []
+
+
+AGENT = """
+import os, sys
+from deepinfra_sandboxd.provider import DeepInfraProvider
+environment = DeepInfraProvider().create_environment(cwd="", timeout=30)
+for command in sys.argv[1:]:
+    print(environment.execute(command)["output"].strip(), flush=True)
+sys.stdin.read()
+"""
+
+
+def agent(*commands: str) -> subprocess.Popen[str]:
+    """Another agent process of the same profile; it lives until its stdin is closed."""
+    paths = [ROOT / "client-py", ROOT / "tests/client/hermes_stub"]
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, *commands],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_agent_that_was_killed_leaves_its_sandbox_to_the_next_one(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    first = agent("echo kept > /workspace/f; echo written")
+    assert first.stdout is not None and first.stdout.readline() == "written\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = agent("cat /workspace/f")
+    assert second.communicate("", timeout=30)[0] == "kept\n"
+    assert ok(make(hermes), "cat /workspace/f") == "kept"
+    assert len(emulator.sandboxes()) == 1
+
+
+def test_profiles_and_tasks_have_sandboxes_of_their_own(
+    hermes: DeepInfraProvider, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(make(hermes), "echo mine > f")
+    other_task = make(hermes, task_id="session:2")
+    assert other_task.execute("cat f")["returncode"] == 1
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "other"))
+    assert make(hermes).execute("cat f")["returncode"] == 1
+    assert len(emulator.sandboxes()) == 3
+    other_task.cleanup(force_remove=True)
+    eventually(lambda: len(hermes._shared_client().call("sandbox.list")["sandboxes"]) == 2, "gone")
+
+
+def test_a_stop_behind_our_back_is_survived_and_said(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    environment = make(hermes)
+    ok(environment, "echo kept > f; export LOST=1; mkdir -p /tmp/d; cd /tmp/d")
+    assert environment.cwd == "/tmp/d"
+    (sandbox,) = emulator.sandboxes()
+    emulator.stop_sandbox(sandbox["sandbox_id"])
+    result = environment.execute("cat /workspace/f; echo lost=$LOST")
+    assert result["environment_recreated"] is True
+    after = environment.execute("pwd; cat /workspace/f; echo lost=$LOST", cwd="/tmp/d")
+    assert after["output"].split() == ["/workspace", "kept", "lost="]
+    assert "environment_recreated" not in after
+
+
+def test_an_interrupt_ends_one_command_and_nothing_else(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    ok(environment, "(while :; do echo x >> ticks; sleep 0.05; done) > /dev/null 2>&1 &")
+    thread = threading.get_ident()
+    timer = threading.Timer(0.5, lambda: interrupt.set_interrupt(True, thread))
+    timer.start()
+    try:
+        result = environment.execute("echo before; sleep 100")
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert result["returncode"] == 130 and "before" in result["output"]
+    count = int(ok(environment, "wc -l < ticks"))
+    eventually(lambda: int(ok(environment, "wc -l < ticks")) > count, "the loop goes on")
+
+
+def test_time_up_is_punctual_and_keeps_the_output(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    begun = time.monotonic()
+    result = environment.execute("echo before; sleep 100", timeout=2)
+    assert result["returncode"] == 124 and "before" in result["output"]
+    assert 2 <= time.monotonic() - begun < 3
+
+
+def test_a_daemon_that_was_restarted_is_found_again(
+    hermes: DeepInfraProvider, daemon: Daemon
+) -> None:
+    environment = make(hermes)
+    ok(environment, "echo kept > f; export KEPT=1")
+    daemon.stop()
+    result = environment.execute("touch /workspace/ran")
+    assert result["returncode"] == 125 and "infrastructure error" in result["output"]
+    assert not Path("/workspace/ran").exists()
+    daemon.start()
+    assert ok(environment, "cat f; echo $KEPT; ls ran 2>/dev/null; true").split() == ["kept", "1"]
+
+
+def test_without_a_daemon_nothing_is_made(hermes: DeepInfraProvider, daemon: Daemon) -> None:
+    daemon.stop()
+    with pytest.raises(EnvironmentConnectionError, match="not running"):
+        make(hermes)
+    assert hermes.check_requirements({}) in (True, False)
+    assert hermes.probe()[0] == "unavailable"
+
+
+def test_the_agents_key_reaches_a_daemon_that_has_none(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(tmp_path, emulator.url, None)
+    daemon.start()
+    try:
+        monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+        provider = DeepInfraProvider()
+        with pytest.raises(EnvironmentConnectionError):
+            make(provider)
+        monkeypatch.setenv("DEEPINFRA_API_KEY", "wrong")
+        with pytest.raises(EnvironmentConnectionError):
+            make(provider)
+        monkeypatch.setenv("DEEPINFRA_API_KEY", KEY)
+        assert ok(make(provider), "echo hi") == "hi"
+        monkeypatch.setenv("DEEPINFRA_API_KEY", "another")
+        with pytest.raises(EnvironmentConnectionError, match="account_mismatch"):
+            make(provider)
+        assert provider.doctor_checks()[-1][0] is False
+    finally:
+        daemon.stop()
+
+
+def test_one_reader_that_stops_delays_no_other_command(client: Client) -> None:
+    stuck = client.start(script="yes", window=65536)
+    first = stuck.read(20)
+    assert first is not None
+    begun = time.monotonic()
+    assert client.run(["echo", "quick"]).stdout == b"quick\n"
+    assert time.monotonic() - begun < 5
+    assert stuck.cancel() in (True, False)
+    result = stuck.wait(20)
+    assert result.reason == "cancelled" and len(result.stdout) <= 65536

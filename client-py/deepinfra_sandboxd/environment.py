@@ -61,14 +61,17 @@ def fingerprint(api_key: str) -> str:
     return hashlib.sha256(b"deepinfra-sandboxd key v1\n" + api_key.encode()).hexdigest()[:16]
 
 
+def _interrupted(threads: tuple[int, ...]) -> bool:
+    """True when the user wants one of these threads back."""
+    check = getattr(interrupt, "is_thread_interrupted", None)
+    return any(map(check, threads)) if check is not None else bool(interrupt.is_interrupted())
+
+
 def _wanted(threads: tuple[int, ...]) -> bool:
-    """True when hermes's wait loop has to look: a thread is interrupted, or is to yield its command
-    (which not every version knows)."""
+    """True when hermes's wait loop has to look: interrupted, or asked to hand the command over (newer
+    versions only)."""
     to_yield = getattr(interrupt, "is_thread_yield_requested", None)
-    return any(
-        interrupt.is_thread_interrupted(thread) or (to_yield is not None and to_yield(thread))
-        for thread in threads
-    )
+    return _interrupted(threads) or (to_yield is not None and any(map(to_yield, threads)))
 
 
 def _survives(cwd: str) -> bool:
@@ -253,7 +256,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             try:
                 return future.result(LOOK)
             except TimeoutError:
-                if any(map(interrupt.is_thread_interrupted, threads)):
+                if _interrupted(threads):
                     raise _Interrupted from None
                 if touch is not None:
                     progress = self._client.progress.get(self.key, "")

@@ -18,14 +18,20 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sandboxd::cloud {
 
 struct http_request {
+    // A constructor, since GCC 12 destroys an aggregate made inside a co_await expression twice.
+    http_request(std::string_view verb, std::string where, std::string_view type = {},
+                 std::string_view content = {})
+        : method(verb), target(std::move(where)), content_type(type), body(content) {}
+
     std::string_view method;
     std::string target;                 // path and query, encoded
-    std::string_view content_type = {}; // of the body; empty: no body
-    std::string_view body = {};         // outlives the sending
+    std::string_view content_type; // of the body; empty: no body
+    std::string_view body;         // outlives the sending
 };
 
 // Sends all of it, header and body in one segment where they are small. The text with the key is

@@ -215,18 +215,18 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _ensure(self) -> tuple[str, int]:
         """Have the sandbox running, honouring interrupts; its id and the number of its start."""
+        try:
+            return self._ask_for_sandbox()
+        except ConnectionLost:  # a daemon that was restarted is noticed here; asking twice is safe
+            return self._ask_for_sandbox()
+
+    def _ask_for_sandbox(self) -> tuple[str, int]:
+        self._use_account()
         params: Json = {"key": self._key_value(), "persistent": self._persistent}
         if self._plan:
             params["plan"] = self._plan
-        for attempt in (1, 2):  # a daemon that was restarted is noticed here; asking twice is safe
-            try:
-                self._use_account()
-                answer = self._wait(self._client.submit("sandbox.ensure", params))
-                return str(answer["sandbox"]["id"]), int(answer["generation"])
-            except ConnectionLost:
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
+        answer = self._wait(self._client.submit("sandbox.ensure", params))
+        return str(answer["sandbox"]["id"]), int(answer["generation"])
 
     def _use_account(self) -> None:
         """Refuse a daemon with another API key than this profile's; give ours to one with none."""
@@ -285,7 +285,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             if boot == self._boot:
                 return False
             self._boot = boot
-            self._stale_cwds |= {cwd for cwd in self._seen_cwds if not _survives(cwd)}
+            self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
             self._seen_cwds.clear()
             if not _survives(self.cwd):
                 self.cwd = WORKSPACE

@@ -66,7 +66,6 @@ class Exec:
         self._received = self._taken = self._acked = 0  # bytes, all streams together
         self._end: CompletedExec | None = None
         self._discarding = self._nudged = False
-        self.refused: SandboxdError | None = None  # why the daemon did not accept it
 
     def send(self) -> Future[Json]:
         """Send it; the future is the daemon's acceptance. Raises as ``Connection.request``, and then
@@ -221,7 +220,6 @@ class Exec:
         if not isinstance(error, RpcError):
             return  # accepted; or the connection ended, which on_lost reports
         self._connection.detach(self.exec_id)
-        self.refused = error
         unknown = error.name == "outcome_unknown"
         self._finish(
             "lost" if unknown else "failed",

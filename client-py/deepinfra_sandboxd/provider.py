@@ -69,37 +69,21 @@ class PromptProbe:
 class DeepInfraProvider(TerminalEnvironmentProvider):
     """The backend ``deepinfra``; *get_config* reads the plugin's settings (``plan``, ``socket``)."""
 
+    name = "deepinfra"
+    display_name = "DeepInfra sandbox"
+    description = (
+        "Run commands in a DeepInfra sandbox, kept by the local deepinfra-sandboxd daemon."
+    )
+    env_description = "a DeepInfra sandbox (Linux microVM; only /workspace survives a stop)"
     session_isolated_when_nonpersistent = True
+    cache_path_base = "/workspace/.hermes"
+    strip_env_keys = frozenset({KEY_VARIABLE})
 
     def __init__(self, get_config: Callable[..., Any] | None = None) -> None:
         self._get_config = get_config
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, until the session ends
-
-    @property
-    def name(self) -> str:
-        return "deepinfra"
-
-    @property
-    def display_name(self) -> str:
-        return "DeepInfra sandbox"
-
-    @property
-    def description(self) -> str:
-        return "Run commands in a DeepInfra sandbox that the local deepinfra-sandboxd daemon keeps."
-
-    @property
-    def env_description(self) -> str:
-        return "a DeepInfra sandbox (Linux microVM; only /workspace survives a stop)"
-
-    @property
-    def cache_path_base(self) -> str | None:
-        return "/workspace/.hermes"
-
-    @property
-    def strip_env_keys(self) -> frozenset[str]:
-        return frozenset({KEY_VARIABLE})
 
     def create_environment(
         self,
@@ -181,7 +165,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """Rows up to the first that is not well, each failure with the command that mends it."""
         rows = []
         try:
-            with Client(self._setting("socket"), timeout=0.8) as client:
+            with Client(self._setting("socket"), timeout=0.45) as client:
                 hello = client.hello()
                 rows.append((True, "deepinfra-sandboxd", f"(version {hello.version})"))
                 own = api_key()

@@ -59,7 +59,11 @@ class Connection:
         sock.setblocking(False)
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
-        threading.Thread(target=self._run, name="deepinfra-sandboxd-io", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="deepinfra-sandboxd-io", daemon=True).start()
+        except RuntimeError as error:  # no threads left, or the interpreter is shutting down
+            self._close_sockets()
+            raise ConnectionLost(str(error), unsent=True) from error
 
     @classmethod
     def open(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -70,6 +71,11 @@ def ok(environment: Any, command: str, **options: Any) -> str:
     return str(result["output"]).strip()
 
 
+def control(emulator: Emulator, what: str) -> None:
+    request = urllib.request.Request(f"{emulator.url}/_control/{what}", data=b"", method="POST")
+    urllib.request.urlopen(request, timeout=10).close()
+
+
 def total_requests(emulator: Emulator) -> int:
     return int(emulator.stats()["total"])
 
@@ -92,6 +98,7 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     ok(environment, "nohup bash -lc 'while :; do date +%s%N; sleep 0.1; done' > /tmp/bg.log 2>&1 &")
     first = ok(environment, "wc -l < /tmp/bg.log", cwd="/")
     eventually(lambda: int(ok(environment, "wc -l < /tmp/bg.log")) > int(first), "it goes on")
+    ok(environment, "pwd", cwd="/workspace/project")  # as hermes does, for this session
     assert environment.execute("false")["returncode"] == 1
     assert environment.execute("exit 42")["returncode"] == 42
     assert "no such" in environment.execute("no-such; ls /nowhere")["output"].lower()
@@ -102,10 +109,11 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
 
 
 def test_output_arrives_while_the_command_runs(client: Client) -> None:
-    execution = client.start(script="echo one; read line < /workspace/fifo; echo $line; exit 5")
-    client.run(["mkfifo", "/workspace/fifo"])  # the script waits for nothing until "one" is out
+    execution = client.start(script="echo one; sleep 60; echo two")
     chunk = execution.read(20)
     assert chunk is not None and chunk.data == b"one\n" and execution.end is None
+    execution.kill()
+    assert execution.wait(20).returncode == 130
 
 
 def test_what_a_program_gets_from_the_client(client: Client) -> None:
@@ -195,7 +203,7 @@ def test_a_stop_behind_our_back_is_survived_and_said(
     ok(environment, "echo kept > f; export LOST=1; mkdir -p /tmp/d; cd /tmp/d")
     assert environment.cwd == "/tmp/d"
     (sandbox,) = emulator.sandboxes()
-    emulator.stop_sandbox(sandbox["sandbox_id"])
+    control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
     result = environment.execute("cat /workspace/f; echo lost=$LOST")
     assert result["environment_recreated"] is True
     after = environment.execute("pwd; cat /workspace/f; echo lost=$LOST", cwd="/tmp/d")

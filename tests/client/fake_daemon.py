@@ -21,7 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Callable
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from support.schema import Validator  # noqa: E402
 
 Message = dict[str, Any]

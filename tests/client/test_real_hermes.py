@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HERE, ROOT
-from fake_daemon import ShellDaemon
+from fake_daemon import HERE, ROOT, ShellDaemon
 
 SOURCE = os.environ.get("HERMES_AGENT_SRC", "")
 PYTHON = os.environ.get("HERMES_AGENT_PYTHON", sys.executable)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
-from conftest import ROOT
-from fake_daemon import eventually
+from fake_daemon import ROOT, eventually
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from support.daemon import Daemon  # noqa: E402

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from fake_daemon import NO_ANSWER, FakeDaemon, Message, Peer, Refusal, decode, eventually
+from fake_daemon import NO_ANSWER, ROOT, FakeDaemon, Message, Peer, Refusal, decode, eventually
 
 from deepinfra_sandboxd import (
     Client,
@@ -212,7 +211,7 @@ def test_run_gathers_both_streams_and_how_it_ended(fake: FakeDaemon, client: Cli
         peer.output(params["exec_id"], b"put")
         peer.exit(params["exec_id"], 7, recreated=True, generation=4, dropped_bytes=5)
 
-    fake.after_start = answer  # type: ignore[method-assign]
+    fake.after_start = answer
     result = client.run(["x"])
     assert (result.returncode, result.stdout, result.stderr) == (7, b"out\xffput", b"err")
     assert (result.reason, result.started, result.recreated) == ("exited", "yes", True)
@@ -231,7 +230,7 @@ def test_an_end_that_is_not_the_commands_own(
     def end(peer: Peer, params: Message) -> None:
         peer.exit(params["exec_id"], wire_code, reason, message="why", error=error)
 
-    fake.after_start = end  # type: ignore[method-assign]
+    fake.after_start = end
     result = client.run(["x"])
     assert (result.returncode, result.reason, result.message) == (code, reason, "why")
     assert (result.error, result.hint) == ("sandbox_gone", "h")
@@ -342,7 +341,7 @@ def test_an_interrupted_run_cancels_its_command(fake: FakeDaemon, client: Client
     def interrupt(peer: Peer, params: Message) -> None:
         os.kill(os.getpid(), 2)
 
-    fake.after_start = interrupt  # type: ignore[method-assign]
+    fake.after_start = interrupt
     with pytest.raises(KeyboardInterrupt):
         client.run(["sleep", "100"])
     fake.wait_for("exec.cancel")
@@ -457,7 +456,7 @@ def test_two_hundred_commands_at_once(fake: FakeDaemon, client: Client) -> None:
 
         threading.Thread(target=later, daemon=True).start()
 
-    fake.after_start = answer  # type: ignore[method-assign]
+    fake.after_start = answer
     executions = [client.start([f"{number};"]) for number in range(200)]
     for number, execution in enumerate(executions):
         assert execution.wait(10).stdout == f"{number};".encode() * 1000

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
-from fake_daemon import NO_ANSWER, ShellDaemon
+from fake_daemon import NO_ANSWER, ROOT, ShellDaemon
 
 import deepinfra_sandboxd
 from agent import secret_scope

@@ -227,12 +227,12 @@ def test_a_restart_noticed_only_by_the_command_itself(
     original = shell._run
 
     def restarted(peer: Peer, params: Message) -> None:
-        shell._run = original  # type: ignore[method-assign]
+        shell._run = original
         restart(shell)
         peer.output(params["exec_id"], b"ran\n")
         peer.exit(params["exec_id"], 0, recreated=True)
 
-    shell._run = restarted  # type: ignore[method-assign]
+    shell._run = restarted
     result = environment.execute("echo ran")
     assert result["output"] == "ran\n" and result["environment_recreated"] is True
     result = environment.execute("echo next")
@@ -295,11 +295,11 @@ def test_the_daemon_going_away_in_the_middle_keeps_the_output_and_does_not_raise
     original = shell._run
 
     def vanish(peer: Peer, params: Message) -> None:
-        shell._run = original  # type: ignore[method-assign]
+        shell._run = original
         peer.output(params["exec_id"], b"some\n")
         peer.close()
 
-    shell._run = vanish  # type: ignore[method-assign]
+    shell._run = vanish
     result = environment.execute("work")
     assert result["returncode"] == 125
     assert result["output"].startswith("some\n")

@@ -30,7 +30,7 @@ text)
 file) exec <"$data" && rm -f -- "$data" || exit 125 ;;
 *) exec </dev/null ;;
 esac
-unset kind data
+unset kind data OLDPWD
 exec "$@"
 )sh";
 

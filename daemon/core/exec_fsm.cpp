@@ -147,6 +147,22 @@ exec_fsm::steps exec_fsm::fail_unstarted(rpc_error error) {
     return finish(std::move(exit));
 }
 
+exec_fsm::steps exec_fsm::on_internal_error(std::string_view what) {
+    if (phase_ == phase::done) {
+        return {};
+    }
+    const rpc_error error(error_name::internal_error, "the daemon failed: " + std::string(what));
+    if (phase_ == phase::acquiring) {
+        return fail_unstarted(error);
+    }
+    exec_exit exit;
+    exit.reason = exit_reason::lost;
+    exit.ran = answered_ ? started::yes : started::unknown;
+    exit.message = error.what() + std::string("; the command's outcome is unknown, and it was not run again");
+    exit.error = error;
+    return finish(std::move(exit));
+}
+
 exec_fsm::steps exec_fsm::on_daemon_stopping() {
     switch (phase_) {
     case phase::acquiring:

@@ -82,6 +82,7 @@ public:
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why);
     steps on_lingered();
+    steps on_internal_error(std::string_view what);                      // a part of the daemon has failed: no hang
     steps on_daemon_stopping();                                          // whatever runs goes on without us
 
     bool done() const noexcept { return phase_ == phase::done; }

@@ -1,5 +1,6 @@
 #include "exec/session.hpp"
 
+#include "base/cancellation.hpp"
 #include "core/cloud_error.hpp"
 
 #include <boost/asio/bind_cancellation_slot.hpp>
@@ -96,16 +97,14 @@ void session::spawn(asio::awaitable<void> coroutine) {
     coroutines_.push_back(stop);
     asio::co_spawn(executor_, std::move(coroutine),
                    asio::bind_cancellation_slot(stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
+                       if (is_cancellation(problem)) {
+                           return;
+                       }
                        try {
-                           if (problem) {
-                               std::rethrow_exception(problem);
-                           }
-                       } catch (const boost::system::system_error& cancelled) {
-                           if (cancelled.code() != asio::error::operation_aborted) {
-                               spdlog::error("exec {}: {}", self->id(), cancelled.what());
-                           }
+                           std::rethrow_exception(problem);
                        } catch (const std::exception& unexpected) {
                            spdlog::error("exec {}: {}", self->id(), unexpected.what());
+                           self->apply(self->fsm_.on_internal_error(unexpected.what()));
                        }
                    }));
 }

@@ -28,7 +28,7 @@ public:
 
     core::sandbox_record record;
     std::shared_ptr<operation> current;     // the one under way, if any
-    std::set<std::string> leases;           // ids of the execs that hold it
+    std::vector<std::string> leases;        // ids of the execs that hold it, oldest first
     std::chrono::milliseconds last_used{0}; // manager's clock
     std::set<sys::process_identity> holders;
     condition changed; // the operation moved on or ended, a lease went

@@ -11,7 +11,7 @@ namespace asio = boost::asio;
 
 lease::lease(std::shared_ptr<entry> held, ensured how, std::string exec_id, std::function<void()> on_release)
     : entry_(std::move(held)), how_(how), exec_id_(std::move(exec_id)), on_release_(std::move(on_release)) {
-    entry_->leases.insert(exec_id_);
+    entry_->leases.push_back(exec_id_);
 }
 
 lease& lease::operator=(lease&& other) noexcept {
@@ -29,7 +29,7 @@ const core::sandbox_record& lease::record() const noexcept { return entry_->reco
 
 void lease::release() noexcept {
     if (const std::shared_ptr<entry> held = std::exchange(entry_, nullptr)) {
-        held->leases.erase(exec_id_);
+        std::erase(held->leases, exec_id_);
         held->changed.notify_all();
         on_release_();
     }
@@ -100,7 +100,7 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want, pro
                                          std::optional<sys::process_identity> holder) {
     const std::shared_ptr<entry> each = entry_for(key);
     if (holder) {
-        each->holders.insert(*holder);
+        hold(key, *holder);
     }
     for (;;) {
         check_account(*each);
@@ -137,6 +137,12 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
                 }
             });
         }
+    }
+}
+
+void manager::hold(const core::sandbox_key& key, sys::process_identity holder) {
+    if (holder.pid != 0) {
+        entry_for(key)->holders.insert(holder);
     }
 }
 
@@ -181,7 +187,7 @@ asio::awaitable<void> manager::shut_down(std::shared_ptr<entry> each, operation_
             rpc_error error(error_name::sandbox_busy, std::to_string(each->leases.size()) +
                                                           (each->leases.size() == 1 ? " command is" : " commands are") +
                                                           " running in the sandbox of " + describe(each->record.key) +
-                                                          " (" + *each->leases.begin() + ")");
+                                                          " (" + each->leases.front() + ")");
             error.sandbox_id = each->record.sandbox_id;
             throw error;
         }
@@ -229,7 +235,7 @@ std::size_t manager::count_holders(entry& each) {
 bool manager::is_in_use(const entry& each) const { return each.current || !each.leases.empty(); }
 
 view manager::view_of(const entry& each) const {
-    view shown{each.record, std::nullopt, {each.leases.begin(), each.leases.end()}, {}, each.holders.size()};
+    view shown{each.record, std::nullopt, each.leases, {}, each.holders.size()};
     if (each.current) {
         shown.awake_because = each.current->doing;
     } else if (!each.leases.empty()) {

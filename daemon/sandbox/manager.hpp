@@ -130,6 +130,8 @@ public:
     // The same, and held for a command.
     boost::asio::awaitable<lease> acquire(core::sandbox_key key, wanted want, std::string exec_id,
                                           progress_callback on_progress);
+    // Counts `holder` among those who want the key's sandbox kept, until it releases it or its process is gone.
+    void hold(const core::sandbox_key& key, sys::process_identity holder);
     // The platform refused a command because the sandbox is not running or not there: look before the next use.
     void distrust(const core::sandbox_key& key);
 

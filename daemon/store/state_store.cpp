@@ -90,17 +90,16 @@ asio::awaitable<void> state_store::save(std::vector<core::sandbox_record> record
         const std::uint64_t writing = state->asked;
         const std::string text = *std::exchange(state->next, std::nullopt);
         std::string trouble;
-        co_await asio::co_spawn(
-            state->pool,
-            [file = directory_ / "state.json", &text, &trouble]() -> asio::awaitable<void> {
-                try {
-                    sys::atomic_write(file, text);
-                } catch (const std::exception& problem) {
-                    trouble = problem.what();
-                }
-                co_return;
-            },
-            asio::use_awaitable);
+        const std::filesystem::path file = directory_ / "state.json";
+        const auto write = [&]() -> asio::awaitable<void> {
+            try {
+                sys::atomic_write(file, text);
+            } catch (const std::exception& problem) {
+                trouble = problem.what();
+            }
+            co_return;
+        };
+        co_await asio::co_spawn(state->pool, write, asio::use_awaitable);
         state->trouble = std::move(trouble);
         state->writing = false;
         state->settled = writing;

@@ -1,0 +1,106 @@
+#include "rpc/encode.hpp"
+
+#include "base/base64.hpp"
+#include "core/utf8.hpp"
+#include "rpc/message.hpp"
+
+namespace sandboxd::rpc {
+namespace {
+
+double seconds(std::chrono::milliseconds duration) { return static_cast<double>(duration.count()) / 1000; }
+
+json::value text_or_null(const std::string& text) { return text.empty() ? json::value(nullptr) : json::value(text); }
+
+} // namespace
+
+json::object encode(const core::sandbox_key& key) { return {{"profile", key.profile}, {"task", key.task}}; }
+
+json::object encode(const sandbox::view& shown) {
+    const core::sandbox_record& record = shown.record;
+    json::value idle = nullptr;
+    if (!shown.running.empty()) {
+        idle = 0;
+    } else if (shown.idle) {
+        idle = seconds(*shown.idle);
+    }
+    return {{"key", encode(record.key)},
+            {"id", text_or_null(record.sandbox_id)},
+            {"state", core::to_string(record.state)},
+            {"plan", record.plan},
+            {"persistent", record.persistent},
+            {"generation", record.generation},
+            {"idle_s", std::move(idle)},
+            {"running", json::array(shown.running.begin(), shown.running.end())},
+            {"awake_because", text_or_null(shown.awake_because)},
+            {"created_at", record.created_at == 0 ? json::value(nullptr) : json::value(record.created_at)},
+            {"holders", shown.holders}};
+}
+
+json::object encode(const cloud::plan_info& plan) {
+    return {{"id", plan.id},
+            {"vcpu", plan.vcpu},
+            {"ram_gb", plan.ram_gb},
+            {"disk_gb", plan.disk_gb},
+            {"price_per_hour", plan.price_per_hour}};
+}
+
+json::object encode_progress(const core::sandbox_key& key, const sandbox::progress& news) {
+    return {{"key", encode(key)},
+            {"state", core::to_string(news.state)},
+            {"text", news.text},
+            {"waited_s", seconds(news.waited)}};
+}
+
+json::object encode_entry(const exec::session& session) {
+    json::object entry{{"exec_id", session.id()},
+                       {"key", encode(session.key())},
+                       {"phase", session.phase()},
+                       {"elapsed_s", seconds(session.elapsed())},
+                       {"output_bytes", session.output_bytes()},
+                       {"sandbox_id", text_or_null(session.sandbox_id())},
+                       {"reason", nullptr},
+                       {"returncode", nullptr}};
+    if (session.done()) {
+        entry["reason"] = core::to_string(session.exit().reason);
+        if (session.exit().returncode) {
+            entry["returncode"] = *session.exit().returncode;
+        }
+    }
+    return entry;
+}
+
+json::object encode_output(const exec::session& session, const core::output_chunk& chunk) {
+    json::object params{{"exec_id", session.id()},
+                        {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
+                        {"offset", chunk.offset}};
+    if (core::is_utf8(chunk.bytes)) {
+        params["data"] = chunk.bytes;
+    } else {
+        params["data_b64"] = base64_encode(chunk.bytes);
+    }
+    return params;
+}
+
+json::object encode_exit(const exec::session& session) {
+    const core::exec_exit& exit = session.exit();
+    json::object params{{"exec_id", session.id()},
+                        {"returncode", nullptr},
+                        {"reason", core::to_string(exit.reason)},
+                        {"started", core::to_string(exit.ran)},
+                        {"recreated", session.recreated()},
+                        {"generation", session.generation()},
+                        {"output_bytes", session.output_bytes()},
+                        {"dropped_bytes", session.dropped_bytes()}};
+    if (exit.returncode) {
+        params["returncode"] = *exit.returncode;
+    }
+    if (const std::string message = session.message(); !message.empty()) {
+        params["message"] = message;
+    }
+    if (exit.error) {
+        params["error"] = exec_error_object(*exit.error);
+    }
+    return params;
+}
+
+} // namespace sandboxd::rpc

@@ -1,0 +1,44 @@
+#include "rpc/health.hpp"
+
+#include <boost/json/object.hpp>
+
+#include <string>
+#include <string_view>
+
+namespace sandboxd::rpc {
+
+namespace json = boost::json;
+
+json::array health_items(const services& parts) {
+    json::array errors;
+    json::array warnings;
+    const auto add = [](json::array& to, std::string_view code, std::string_view severity, const std::string& text,
+                        std::string_view hint) {
+        to.push_back(json::object{{"code", code}, {"severity", severity}, {"text", text}, {"hint", hint}});
+    };
+    if (!parts.account.configured()) {
+        add(errors, "not_configured", "error", "There is no DeepInfra API key, so no command can run.",
+            info(error_name::not_configured).hint);
+    }
+    if (parts.account.key_refused()) {
+        add(errors, "unauthorized", "error", "The platform refuses the API key (fingerprint " +
+                                                 parts.account.fingerprint() + ").",
+            info(error_name::unauthorized).hint);
+    }
+    if (const auto& why = parts.account.unreachable()) {
+        add(errors, "cloud_unreachable", "error", "The platform at " + parts.account.base_url() +
+                                                      " could not be reached: " + *why + ".",
+            info(error_name::cloud_unreachable).hint);
+    }
+    for (const std::string& text : parts.complaints) {
+        add(warnings, "state_damaged", "warning", text,
+            "Compare with your DeepInfra dashboard; delete the kept file once nothing in it is missed.");
+    }
+    for (const std::string& text : parts.manager.complaints()) {
+        add(warnings, "degraded", "warning", text, "");
+    }
+    errors.insert(errors.end(), warnings.begin(), warnings.end());
+    return errors;
+}
+
+} // namespace sandboxd::rpc

@@ -1,0 +1,83 @@
+#include "rpc/message.hpp"
+
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+
+namespace sandboxd::rpc {
+namespace {
+
+malformed invalid(std::string what, json::value id = nullptr) {
+    return {rpc_error(error_name::invalid_request, what + "; nothing was done"), std::move(id), false};
+}
+
+std::string line_of(const json::object& message) { return json::serialize(message) + "\n"; }
+
+} // namespace
+
+request_message parse_request(std::string_view line) {
+    boost::system::error_code error;
+    json::value parsed = json::parse(line, error);
+    if (error) {
+        throw malformed{rpc_error(error_name::parse_error, "the line is not one JSON value: " + error.message()), nullptr,
+                        true};
+    }
+    if (parsed.is_array()) {
+        throw invalid("batches are not accepted");
+    }
+    if (!parsed.is_object()) {
+        throw invalid("a request is a JSON object");
+    }
+    json::object& object = parsed.as_object();
+    request_message request;
+    if (const json::value* id = object.if_contains("id")) {
+        if (!id->is_string() && !id->is_int64() && !id->is_uint64()) {
+            throw invalid("'id' is neither a string nor an integer");
+        }
+        request.id = *id;
+        request.answered = true;
+    }
+    const json::value* version = object.if_contains("jsonrpc");
+    if (version == nullptr || !version->is_string() || version->as_string() != "2.0") {
+        throw invalid("'jsonrpc' is not \"2.0\"", request.id);
+    }
+    const json::value* method = object.if_contains("method");
+    if (method == nullptr || !method->is_string()) {
+        throw invalid("'method' is missing or no string", request.id);
+    }
+    request.method = method->as_string();
+    if (json::value* params = object.if_contains("params")) {
+        if (!params->is_object()) {
+            throw invalid("'params' is not an object", request.id);
+        }
+        request.params = std::move(params->as_object());
+    }
+    return request;
+}
+
+std::string format_result(const json::value& id, const json::value& result) {
+    return line_of({{"jsonrpc", "2.0"}, {"id", id}, {"result", result}});
+}
+
+std::string format_error(const json::value& id, const rpc_error& error) {
+    json::object data{{"name", info(error.name()).text}, {"retryable", error.retryable()}, {"hint", error.hint()}};
+    if (error.sandbox_id && !error.sandbox_id->empty()) {
+        data["sandbox_id"] = *error.sandbox_id;
+    }
+    return line_of({{"jsonrpc", "2.0"},
+                    {"id", id},
+                    {"error",
+                     json::object{{"code", info(error.name()).code}, {"message", error.what()}, {"data", std::move(data)}}}});
+}
+
+std::string format_notification(std::string_view method, const json::object& params) {
+    return line_of({{"jsonrpc", "2.0"}, {"method", method}, {"params", params}});
+}
+
+json::object exec_error_object(const rpc_error& error) {
+    return {{"code", info(error.name()).code},
+            {"name", info(error.name()).text},
+            {"retryable", error.retryable()},
+            {"hint", error.hint()}};
+}
+
+} // namespace sandboxd::rpc

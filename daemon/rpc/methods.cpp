@@ -1,0 +1,29 @@
+#include "rpc/methods.hpp"
+
+namespace sandboxd::rpc {
+
+const std::map<std::string, method, std::less<>>& methods() {
+    static const std::map<std::string, method, std::less<>> table{
+        {"hello", bind(hello)},
+        {"daemon.ping", bind(daemon_ping)},
+        {"daemon.status", bind(daemon_status)},
+        {"daemon.health", bind(daemon_health)},
+        {"rpc.discover", bind(rpc_discover)},
+        {"account.set", bind(account_set)},
+        {"plan.list", bind(plan_list)},
+        {"sandbox.ensure", bind(sandbox_ensure)},
+        {"sandbox.release", bind(sandbox_release)},
+        {"sandbox.list", bind(sandbox_list)},
+        {"sandbox.get", bind(sandbox_get)},
+        {"sandbox.start", bind(sandbox_start)},
+        {"sandbox.stop", bind(sandbox_stop)},
+        {"sandbox.terminate", bind(sandbox_terminate)},
+        {"exec.start", bind(exec_start)},
+        {"exec.ack", bind(exec_ack)},
+        {"exec.cancel", bind(exec_cancel)},
+        {"exec.list", bind(exec_list)},
+    };
+    return table;
+}
+
+} // namespace sandboxd::rpc

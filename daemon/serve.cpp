@@ -1,0 +1,122 @@
+#include "serve.hpp"
+
+#include "base/cancellation.hpp"
+#include "exec/registry.hpp"
+#include "rpc/server.hpp"
+#include "rpc/services.hpp"
+#include "sandbox/account.hpp"
+#include "sandbox/manager.hpp"
+#include "store/instance.hpp"
+#include "store/state_store.hpp"
+#include "sys/listener.hpp"
+#include "sys/lock.hpp"
+#include "sys/logging.hpp"
+#include "sys/notify.hpp"
+#include "sys/version.hpp"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <spdlog/spdlog.h>
+
+#include <csignal>
+
+namespace sandboxd {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::milliseconds farewell{1000}; // for clients to read what is pending when the daemon stops
+
+// Nothing in the background may end but by being told to.
+void must_not_fail(std::exception_ptr problem) {
+    if (!is_cancellation(problem)) {
+        std::rethrow_exception(problem);
+    }
+}
+
+asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set& signals, rpc::services& parts,
+                                     rpc::server& server, const sys::notifier& manager,
+                                     asio::cancellation_signal& stop_background) {
+    const int signal = co_await signals.async_wait(asio::use_awaitable);
+    spdlog::info("stopping ({}); sandboxes stay as they are", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+    manager.stopping("stopping");
+    parts.stopping = true;
+    stop_background.emit(asio::cancellation_type::terminal);
+    parts.execs.stop_all();
+    server.stop(farewell);
+    asio::steady_timer poll(context);
+    for (const auto until = std::chrono::steady_clock::now() + farewell;
+         !server.drained() && std::chrono::steady_clock::now() < until;) {
+        poll.expires_after(std::chrono::milliseconds(5));
+        co_await poll.async_wait(asio::use_awaitable);
+    }
+    context.stop();
+}
+
+} // namespace
+
+int serve(const sys::settings& settings) {
+    sys::init_logging(settings.level);
+    const sys::notifier service_manager = sys::notifier::from_environment();
+    for (const std::string& notice : settings.notices) {
+        spdlog::warn("{}", notice);
+    }
+    const auto started_at = std::chrono::steady_clock::now();
+
+    // The lock before anything else is touched.
+    const sys::instance_lock lock(settings.state_dir);
+    const std::string instance = store::load_instance(settings.state_dir, store::hashed_machine_id());
+
+    asio::io_context context(1);
+    const asio::any_io_executor executor = context.get_executor();
+    asio::signal_set signals(context, SIGTERM, SIGINT);
+    std::signal(SIGPIPE, SIG_IGN);
+
+    store::state_store store(executor, settings.state_dir);
+    store::loaded_state loaded = store.load();
+    for (const std::string& complaint : loaded.complaints) {
+        spdlog::error("{}", complaint);
+    }
+
+    sys::listener listener = sys::listener::open(settings.socket, settings.state_dir);
+    sandbox::account account(executor, settings.base_url, settings.api_key, settings.state_dir);
+    sandbox::manager manager(executor, account, store,
+                             {.instance = instance,
+                              .plan = settings.plan,
+                              .idle_stop = settings.idle_stop,
+                              .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
+                              .max_active = settings.max_active});
+    manager.adopt(std::move(loaded.records));
+    exec::registry execs(executor, manager, account);
+    rpc::services parts{.account = account,
+                        .manager = manager,
+                        .execs = execs,
+                        .instance = instance,
+                        .socket = listener.path(),
+                        .state_dir = settings.state_dir,
+                        .max_active = settings.max_active,
+                        .started_at = started_at,
+                        .complaints = std::move(loaded.complaints)};
+    rpc::server server(executor, listener.release_fd(), parts);
+
+    asio::cancellation_signal stop_background;
+    asio::co_spawn(context, manager.run(), asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));
+    asio::co_spawn(context, server.run(), must_not_fail);
+    asio::co_spawn(context, stop_when_told(context, signals, parts, server, service_manager, stop_background),
+                   must_not_fail);
+
+    spdlog::info("deepinfra-sandboxd {} is ready on {} ({})", sys::version(), listener.path().string(),
+                 account.configured() ? account.base_url() : account.base_url() + ", no API key yet");
+    service_manager.ready(account.configured() ? "ready" : "ready; no API key yet");
+    context.run();
+    return 0;
+}
+
+} // namespace sandboxd

@@ -1,0 +1,286 @@
+#include "cli/connection.hpp"
+
+#include "cli/failure.hpp"
+#include "sys/paths.hpp"
+#include "sys/peer.hpp"
+#include "sys/system_error.hpp"
+#include "sys/version.hpp"
+
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+
+namespace sandboxd::cli {
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+namespace {
+
+constexpr std::string_view start_it =
+    "start it with `systemctl --user start deepinfra-sandboxd.socket`, or in a terminal with "
+    "`deepinfra-sandboxd serve`";
+constexpr std::string_view look_at_it =
+    "look at `systemctl --user status deepinfra-sandboxd` and `journalctl --user -u "
+    "deepinfra-sandboxd`; restart it with `systemctl --user restart deepinfra-sandboxd`";
+
+failure unresponsive(const fs::path& socket) {
+    return {exit_code::unresponsive, "the daemon on " + socket.string() + " does not answer",
+            std::string(look_at_it)};
+}
+
+failure closed(const fs::path& socket) {
+    return {exit_code::unresponsive, "the daemon on " + socket.string() + " closed the connection",
+            std::string(look_at_it)};
+}
+
+failure gibberish(const fs::path& socket) {
+    return {exit_code::unresponsive,
+            "what answers on " + socket.string() + " does not speak the daemon's protocol",
+            std::string(look_at_it)};
+}
+
+int milliseconds_until(connection::clock::time_point deadline) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - connection::clock::now());
+    return static_cast<int>(std::max<std::chrono::milliseconds::rep>(0, left.count()));
+}
+
+// A connected, non-blocking socket; nothing if nobody listens there.
+sys::unique_fd connect_to(const fs::path& socket, connection::clock::time_point deadline) {
+    sys::check_socket_path(socket);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, socket.c_str(), socket.native().size() + 1);
+    sys::unique_fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) sys::throw_errno("cannot make a socket");
+    while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+        if (errno ==
+            EAGAIN) { // somebody listens, with no room left for us; nothing tells when there is
+            if (milliseconds_until(deadline) == 0) throw unresponsive(socket);
+            ::poll(nullptr, 0, 20);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno == ENOENT || errno == ECONNREFUSED || errno == ENOTDIR) return {};
+        throw failure(exit_code::error, "cannot connect to " + socket.string() + ": " +
+                                            std::generic_category().message(errno));
+    }
+    const sys::peer_credentials peer = sys::peer_of(fd.get());
+    if (!sys::is_own_user(peer)) {
+        throw failure(exit_code::error,
+                      "the program on " + socket.string() + " belongs to user " +
+                          std::to_string(peer.uid) + ", not to us",
+                      "each user has a daemon of their own; run this as the same user");
+    }
+    return fd;
+}
+
+} // namespace
+
+connection::connection(sys::unique_fd fd, fs::path socket)
+    : fd_(std::move(fd)), socket_(std::move(socket)) {}
+
+connection connection::open(const std::vector<fs::path>& sockets,
+                            std::chrono::milliseconds patience) {
+    const auto deadline = clock::now() + patience;
+    std::string tried;
+    for (const fs::path& socket : sockets) {
+        if (sys::unique_fd fd = connect_to(socket, deadline)) {
+            connection result(std::move(fd), socket);
+            result.hello(deadline);
+            return result;
+        }
+        tried += (tried.empty() ? "" : ", ") + socket.string();
+    }
+    throw failure(exit_code::not_running,
+                  "the daemon is not running (nobody listens on " + tried + ")",
+                  std::string(start_it));
+}
+
+void connection::hello(clock::time_point deadline) {
+    const std::int64_t id =
+        send("hello", {{"client", "deepinfra-sandboxd-cli/" + std::string(sys::version())},
+                       {"protocol", 1}});
+    for (;;) {
+        if (auto message = next()) {
+            if (integer_of(*message, "id") != id) continue;
+            if (const json::value* error = message->if_contains("error")) {
+                if (!error->is_object()) throw gibberish(socket_);
+                throw_error_answer(error->get_object());
+            }
+            greeting_ = object_of(*message, "result");
+            if (integer_of(greeting_, "protocol") != 1) throw gibberish(socket_);
+            return;
+        }
+        pollfd waiting{fd_.get(), POLLIN, 0};
+        const int left = milliseconds_until(deadline);
+        if (left == 0) throw unresponsive(socket_);
+        ::poll(&waiting, 1, left);
+        receive();
+    }
+}
+
+json::object connection::call(std::string_view method, json::object params) {
+    const std::int64_t id = send(method, std::move(params));
+    for (;;) {
+        while (auto message = next()) {
+            if (const json::value* name = message->if_contains("method")) {
+                if (on_notification && name->is_string()) {
+                    on_notification(name->get_string(), object_of(*message, "params"));
+                }
+            } else if (integer_of(*message, "id") == id) {
+                if (message->contains("error")) throw_error_answer(object_of(*message, "error"));
+                return object_of(*message, "result");
+            }
+        }
+        pollfd waiting{fd_.get(), POLLIN, 0};
+        ::poll(&waiting, 1, static_cast<int>(check_pulse().count()));
+        receive();
+    }
+}
+
+std::int64_t connection::send(std::string_view method, json::object params) {
+    const std::int64_t id = ++last_id_;
+    write_line({{"jsonrpc", "2.0"}, {"id", id}, {"method", method}, {"params", std::move(params)}});
+    return id;
+}
+
+void connection::notify(std::string_view method, json::object params) {
+    write_line({{"jsonrpc", "2.0"}, {"method", method}, {"params", std::move(params)}});
+}
+
+void connection::write_line(const json::object& message) {
+    const std::string line = json::serialize(message) + "\n";
+    if (line.size() > longest_line) {
+        throw failure(exit_code::error,
+                      "the request has " + std::to_string(line.size()) + " bytes; at most " +
+                          std::to_string(longest_line) + " fit into a message",
+                      "write what is large to a file under /workspace first");
+    }
+    std::string_view left = line;
+    auto deadline = clock::now() + 2 * pulse;
+    while (!left.empty()) {
+        const ssize_t n = ::send(fd_.get(), left.data(), left.size(), MSG_NOSIGNAL);
+        if (n > 0) {
+            left.remove_prefix(static_cast<std::size_t>(n));
+            deadline = clock::now() + 2 * pulse;
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) throw closed(socket_);
+        // The daemon may be waiting for us to read before it reads on.
+        pollfd waiting{fd_.get(), POLLIN | POLLOUT, 0};
+        if (::poll(&waiting, 1, milliseconds_until(deadline)) == 0) throw unresponsive(socket_);
+        if ((waiting.revents & POLLIN) != 0) receive();
+    }
+}
+
+void connection::receive() {
+    buffer_.erase(0, std::exchange(taken_, 0));
+    for (;;) {
+        char bytes[1 << 16];
+        const ssize_t n = ::recv(fd_.get(), bytes, sizeof bytes, 0);
+        if (n < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN) return;
+            throw closed(socket_);
+        }
+        if (n == 0) {
+            // What came before the end still counts: often it says why.
+            if (buffer_.find('\n') != std::string::npos) return;
+            throw closed(socket_);
+        }
+        heard_ = clock::now();
+        buffer_.append(bytes, static_cast<std::size_t>(n));
+        if (static_cast<std::size_t>(n) < sizeof bytes) return;
+        if (buffer_.size() > 4 * longest_line) return; // taken in turns with next()
+    }
+}
+
+std::optional<std::string_view> connection::next_line() {
+    const auto newline = buffer_.find('\n', taken_);
+    if (newline == std::string::npos) {
+        if (buffer_.size() - taken_ > longest_line) throw gibberish(socket_);
+        return std::nullopt;
+    }
+    const std::string_view line = std::string_view(buffer_).substr(taken_, newline - taken_);
+    taken_ = newline + 1;
+    return line;
+}
+
+std::optional<json::object> connection::next() {
+    while (const auto line = next_line()) {
+        boost::system::error_code error;
+        json::value message = json::parse(json::string_view(line->data(), line->size()), error);
+        if (error.failed() || !message.is_object()) throw gibberish(socket_);
+        json::object& object = message.get_object();
+        if (ping_ && integer_of(object, "id") == ping_) {
+            ping_.reset();
+            continue;
+        }
+        return std::move(object);
+    }
+    return std::nullopt;
+}
+
+std::chrono::milliseconds connection::check_pulse() {
+    const auto now = clock::now();
+    if (ping_ && now - std::max(ping_sent_, heard_) >= pulse) throw unresponsive(socket_);
+    if (!ping_ && now - heard_ >= pulse) {
+        ping_ = send("daemon.ping", {});
+        ping_sent_ = now;
+    }
+    const auto since = ping_ ? std::max(ping_sent_, heard_) : heard_;
+    return std::max(1ms, std::chrono::ceil<std::chrono::milliseconds>(since + pulse - now));
+}
+
+void throw_error_answer(const json::object& error) {
+    const json::object& data = object_of(error, "data");
+    const std::string_view message = text_of(error, "message");
+    const std::string name(text_of(data, "name"));
+    throw failure(name == "incompatible_protocol" ? exit_code::unresponsive : exit_code::error,
+                  message.empty() ? "the daemon refused, without saying why" : std::string(message),
+                  std::string(text_of(data, "hint")), name);
+}
+
+std::string_view text_of(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr || !value->is_string()) return {};
+    return value->get_string();
+}
+
+std::optional<double> number_of(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr || !value->is_number()) return std::nullopt;
+    return value->to_number<double>();
+}
+
+std::optional<std::int64_t> integer_of(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr || !value->is_int64()) return std::nullopt;
+    return value->get_int64();
+}
+
+bool flag_of(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_bool() && value->get_bool();
+}
+
+const json::object& object_of(const json::object& object, std::string_view name) {
+    static const json::object none;
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_object() ? value->get_object() : none;
+}
+
+const json::array& array_of(const json::object& object, std::string_view name) {
+    static const json::array none;
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_array() ? value->get_array() : none;
+}
+
+} // namespace sandboxd::cli

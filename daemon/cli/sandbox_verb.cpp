@@ -1,0 +1,54 @@
+#include "cli/sandbox_verb.hpp"
+
+#include <unistd.h>
+
+namespace sandboxd::cli {
+
+json::object chosen_sandbox(const arguments& given, std::string_view verb) {
+    const bool by_id = !given.positionals().empty();
+    const bool by_key = given.has("task") || given.has("profile");
+    if (by_id && by_key) {
+        throw usage_error("give the sandbox's id or its task, not both", std::string(verb));
+    }
+    if (by_id) return {{"id", given.positionals().front()}};
+    if (!by_key) {
+        throw usage_error("which sandbox? Give its id or --task", std::string(verb));
+    }
+    return {{"key", json::object{{"profile", given.value("profile").value_or("default")},
+                                 {"task", given.value("task").value_or("default")}}}};
+}
+
+const std::vector<flag>& choosing_flags() {
+    static const std::vector<flag> flags = {
+        {"task,t", "TASK", "the sandbox of this task"},
+        {"profile,p", "PROFILE", "whose task [default: default]"},
+        {"json", nullptr, "one JSON object: the daemon's answer"},
+    };
+    return flags;
+}
+
+json::object call_with_progress(const context& here, std::string_view method, json::object params) {
+    connection daemon = here.connect();
+    bool shown = false;
+    daemon.on_notification = [&](std::string_view name, const json::object& news) {
+        if (name != "sandbox.progress" || !here.err_is_terminal) return;
+        const std::string line =
+            "\rdeepinfra-sandboxd: " + printable(text_of(news, "text")) + "\x1b[K";
+        (void)!::write(STDERR_FILENO, line.data(), line.size());
+        shown = true;
+    };
+    const auto clear = [&] {
+        constexpr std::string_view erase = "\r\x1b[K";
+        if (shown) (void)!::write(STDERR_FILENO, erase.data(), erase.size());
+    };
+    try {
+        json::object result = daemon.call(method, std::move(params));
+        clear();
+        return result;
+    } catch (...) {
+        clear();
+        throw;
+    }
+}
+
+} // namespace sandboxd::cli

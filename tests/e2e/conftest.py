@@ -1,0 +1,52 @@
+"""Fixtures: one emulated cloud and one real daemon a test."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from support.daemon import Daemon  # noqa: E402
+from support.emulator import Emulator  # noqa: E402
+from support.rpc import Peer  # noqa: E402
+
+
+@pytest.fixture
+def emulator(tmp_path: pathlib.Path) -> Iterator[Emulator]:
+    """A cloud whose sandboxes boot in a few milliseconds."""
+    with Emulator(tmp_path, boot_ms=5, start_ms=5, stop_ms=5) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def make_daemon(tmp_path: pathlib.Path, emulator: Emulator) -> Iterator[Callable[..., Daemon]]:
+    """Makes daemons of one state directory each; those still running at the end are stopped, and must stop well."""
+    made: list[Daemon] = []
+
+    def make(name: str = "one", api_key: str | None = "test-key", **options: Any) -> Daemon:
+        daemon = Daemon(tmp_path / name, emulator.url, api_key, **options)
+        made.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in made:
+        print(f"--- log of the daemon in {daemon.directory}\n{daemon.log()}")
+        assert daemon.stop() in (0, None)
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    return make_daemon().start()
+
+
+@pytest.fixture
+def peer(daemon: Daemon) -> Iterator[Peer]:
+    with daemon.peer() as peer:
+        yield peer

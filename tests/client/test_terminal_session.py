@@ -30,7 +30,7 @@ KEY = "test-key"
 
 @pytest.fixture
 def emulator(tmp_path: Path) -> Iterator[Emulator]:
-    emulator = Emulator()
+    emulator = Emulator(tmp_path, boot_ms=5, start_ms=5, stop_ms=5)
     emulator.start()
     yield emulator
     emulator.stop()
@@ -286,4 +286,5 @@ def test_one_reader_that_stops_delays_no_other_command(client: Client) -> None:
     assert time.monotonic() - begun < 5
     assert stuck.cancel() in (True, False)
     result = stuck.wait(20)
-    assert result.reason == "cancelled" and len(result.stdout) <= 65536
+    # One window was sent, another may wait in the daemon; what the command wrote beyond held it up.
+    assert result.reason == "cancelled" and len(result.stdout) <= 3 * 65536

@@ -28,6 +28,21 @@ std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
     return std::chrono::duration_cast<std::chrono::milliseconds>(until - then);
 }
 
+// Asio ends a coroutine that has never waited with a wait of its own, and a cancel that came from inside the coroutine
+// would be thrown there, out of io_context::run. So past its end the coroutine can no longer be cancelled.
+asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
+    std::exception_ptr problem;
+    try {
+        co_await std::move(coroutine);
+    } catch (...) {
+        problem = std::current_exception();
+    }
+    co_await asio::this_coro::throw_if_cancelled(false);
+    if (problem) {
+        std::rethrow_exception(problem);
+    }
+}
+
 } // namespace
 
 session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account, request request,
@@ -95,7 +110,7 @@ void session::spawn(asio::awaitable<void> coroutine) {
     const auto stop = std::make_shared<asio::cancellation_signal>();
     std::erase_if(coroutines_, [](const auto& each) { return each.expired(); });
     coroutines_.push_back(stop);
-    asio::co_spawn(executor_, std::move(coroutine),
+    asio::co_spawn(executor_, ending_well(std::move(coroutine)),
                    asio::bind_cancellation_slot(stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
                        if (is_cancellation(problem)) {
                            return;

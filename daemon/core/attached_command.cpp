@@ -20,6 +20,7 @@ cd -- "$1" 2>/dev/null || {
     printf 'deepinfra-sandboxd: %s is not there, so this runs in /workspace\n' "$1" >&2
     cd /workspace || exit 125
 }
+unset OLDPWD
 kind=$3 data=$4
 shift 4
 case $kind in
@@ -30,7 +31,7 @@ text)
 file) exec <"$data" && rm -f -- "$data" || exit 125 ;;
 *) exec </dev/null ;;
 esac
-unset kind data OLDPWD
+unset kind data
 exec "$@"
 )sh";
 

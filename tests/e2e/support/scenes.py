@@ -1,0 +1,43 @@
+"""What tests of commands and sandboxes share: looking into the emulated cloud from behind."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from support.emulator import Emulator, wait_until
+
+EXEC = "POST /v1/sandboxes/{id}/exec"
+CREATE = "POST /v1/sandboxes"
+START = "POST /v1/sandboxes/{id}/start"
+STOP = "POST /v1/sandboxes/{id}/stop"
+DELETE = "DELETE /v1/sandboxes/{id}"
+
+
+def living(emulator: Emulator) -> list[dict[str, Any]]:
+    """Sandboxes of all accounts that are not deleted."""
+    return [one for one in emulator.sandboxes() if one["state"] != "deleted"]
+
+
+def only_id(emulator: Emulator) -> str:
+    """The id of the one sandbox that lives; AssertionError if there are more, or none."""
+    found = living(emulator)
+    assert len(found) == 1, found
+    sandbox_id: str = found[0]["sandbox_id"]
+    return sandbox_id
+
+
+def workspace(emulator: Emulator) -> pathlib.Path:
+    """/workspace of the one sandbox that lives, seen from here."""
+    return pathlib.Path(emulator.sandbox(only_id(emulator))["workspace"])
+
+
+def appears(path: pathlib.Path) -> None:
+    """Waits for a file that a command makes."""
+    wait_until(path.exists, f"{path.name} in /workspace")
+
+
+def processes(emulator: Emulator) -> list[str]:
+    """Command lines that run in the one sandbox, without what the daemon runs there to end others."""
+    every = [one["cmdline"] for one in emulator.processes(only_id(emulator))]
+    return [line for line in every if line and "marker=$1 signal=$2" not in line and "DEEPINFRA_SANDBOXD_EXEC=" not in line]

@@ -19,6 +19,11 @@ constexpr std::array<std::pair<life_state, std::string_view>, 8> names{{
     {life_state::unknown, "unknown"},
 }};
 
+std::string_view tag_of(const cloud::sandbox_info& info, std::string_view name) {
+    const auto found = info.tags.find(std::string(name));
+    return found == info.tags.end() ? std::string_view{} : std::string_view(found->second);
+}
+
 } // namespace
 
 std::string describe(const sandbox_key& key) { return key.profile + "/" + key.task; }
@@ -67,6 +72,15 @@ std::string key_digest(const sandbox_key& key) {
 
 std::string creation_tag(const sandbox_record& record) {
     return record.creation_id + "." + std::to_string(record.attempt);
+}
+
+bool is_made_by(const cloud::sandbox_info& info, std::string_view instance) {
+    return tag_of(info, tag::owner) == tag::owner_value && tag_of(info, tag::instance) == instance;
+}
+
+bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record, std::string_view instance) {
+    return is_made_by(info, instance) && !record.creation_id.empty() &&
+           tag_of(info, tag::creation).starts_with(record.creation_id + ".");
 }
 
 std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance) {

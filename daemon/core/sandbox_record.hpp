@@ -71,4 +71,9 @@ std::string key_digest(const sandbox_key& key);
 std::string creation_tag(const sandbox_record& record);
 std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance);
 
+// Proofs of ownership, by tags alone. Made by this daemon; and made for this very intent, by any of its attempts (an
+// earlier one may turn up late).
+bool is_made_by(const cloud::sandbox_info& info, std::string_view instance);
+bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record, std::string_view instance);
+
 } // namespace sandboxd::core

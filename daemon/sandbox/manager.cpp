@@ -98,11 +98,12 @@ void manager::check_account(const entry& each) const {
 
 asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want, progress_callback on_progress,
                                          std::optional<sys::process_identity> holder) {
-    const std::shared_ptr<entry> each = entry_for(key);
     if (holder) {
         hold(key, *holder);
     }
     for (;;) {
+        // Looked up each time: the entry of a one-session sandbox goes with it.
+        const std::shared_ptr<entry> each = entry_for(key);
         check_account(*each);
         if (const std::shared_ptr<operation> op = each->current) {
             co_await wait_for(each, op, on_progress);
@@ -208,9 +209,13 @@ asio::awaitable<std::string> manager::terminate(selector which, bool force) {
 
 asio::awaitable<manager::released> manager::release(core::sandbox_key key, release_mode mode,
                                                     sys::process_identity holder) {
-    const std::shared_ptr<entry> each = entry_for(key);
-    each->holders.erase(holder);
     released result;
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) {
+        co_return result;
+    }
+    const std::shared_ptr<entry> each = found->second;
+    each->holders.erase(holder);
     result.holders = count_holders(*each);
     if (mode == release_mode::keep || each->record.state == core::life_state::absent) {
         result.action = mode == release_mode::keep ? release_action::kept : release_action::none;

@@ -165,7 +165,8 @@ private:
     boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
     boost::asio::awaitable<void> run_shut_down(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
     void settle(const std::shared_ptr<entry>& each, const std::shared_ptr<operation>& op);
-    boost::asio::awaitable<void> save();
+    boost::asio::awaitable<void> save(); // throws std::runtime_error
+    boost::asio::awaitable<void> save_or_complain();
     boost::asio::awaitable<bool> reconcile();
     boost::asio::awaitable<void> reconcile_until_done();
     void apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);

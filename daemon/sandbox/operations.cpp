@@ -82,6 +82,15 @@ asio::awaitable<void> manager::save() {
     co_await store_.save(std::move(records));
 }
 
+// For what is true whether it is on disk or not; health tells of the trouble, and the next change writes everything.
+asio::awaitable<void> manager::save_or_complain() {
+    try {
+        co_await save();
+    } catch (const std::exception& problem) {
+        spdlog::error("the state could not be written: {}", problem.what());
+    }
+}
+
 asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op) {
     using action = core::bring_up_fsm::action;
     core::sandbox_record& record = each->record;
@@ -144,7 +153,10 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
             co_return;
         case action::fail: {
             op->error = step.error;
-            co_await save(); // what the record says now, an open intent above all
+            if (record.create_pending) {
+                reconcile_wanted_.notify_all(); // it may turn up later, and nobody may ever ask for the key again
+            }
+            co_await save_or_complain();
             co_return;
         }
         }
@@ -192,7 +204,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::s
             break;
         }
         case action::fail: op->error = step.error; [[fallthrough]];
-        case action::done: co_await save(); co_return;
+        case action::done: co_await save_or_complain(); co_return;
         }
     }
 }

@@ -20,6 +20,13 @@ namespace asio = boost::asio;
 
 using namespace asio::experimental::awaitable_operators;
 
+namespace {
+
+// While the outcome of a create is open.
+constexpr std::chrono::seconds look_for_pending_every{60};
+
+} // namespace
+
 asio::awaitable<void> manager::run() { co_await (reconcile_until_done() && reap()); }
 
 void manager::reconcile_soon() { reconcile_wanted_.notify_all(); }
@@ -36,7 +43,13 @@ asio::awaitable<void> manager::reconcile_until_done() {
             reconcile_trouble_.clear();
             retry.reset();
             activity_->notify_all();
-            co_await reconcile_wanted_.wait();
+            if (std::none_of(entries_.begin(), entries_.end(),
+                             [](const auto& each) { return each.second->record.create_pending; })) {
+                co_await reconcile_wanted_.wait();
+                continue;
+            }
+            asio::steady_timer timer(executor_, look_for_pending_every);
+            co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
             continue;
         }
         asio::steady_timer timer(executor_, retry.next());
@@ -71,11 +84,7 @@ asio::awaitable<bool> manager::reconcile() {
             apply_listing(*each, *listed);
         }
     }
-    try {
-        co_await save();
-    } catch (const std::exception& problem) {
-        spdlog::error("reconcile: {}", problem.what()); // health shows it; the next change writes everything again
-    }
+    co_await save_or_complain();
     co_return true;
 }
 
@@ -86,12 +95,8 @@ void manager::rebind(entry& each, const std::vector<cloud::sandbox_info>& listin
         record.sandbox_id.empty()) {
         return;
     }
-    const std::string owner(core::tag::owner);
-    const std::string instance(core::tag::instance);
     for (const cloud::sandbox_info& seen : listing) {
-        const bool ours = seen.tags.contains(owner) && seen.tags.at(owner) == core::tag::owner_value &&
-                          seen.tags.contains(instance) && seen.tags.at(instance) == options_.instance;
-        if (seen.id == record.sandbox_id && ours) {
+        if (seen.id == record.sandbox_id && core::is_made_by(seen, options_.instance)) {
             record.fingerprint = account_.fingerprint();
         }
     }
@@ -102,8 +107,23 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
     if (!is_of_account(each)) {
         return; // another account's listing says nothing about it
     }
-    if (record.create_pending || record.sandbox_id.empty()) {
-        return; // the next bring-up looks for it by its tag
+    if (record.create_pending) {
+        // Found, it is adopted, so that the reaper sees it even if nobody ever asks for the key again. Absent, it may
+        // still turn up: the intent stays open, and the next bring-up decides.
+        const auto made = std::find_if(listing.begin(), listing.end(), [&](const cloud::sandbox_info& seen) {
+            return seen.state != cloud::sandbox_state::deleted && core::is_made_for(seen, record, options_.instance);
+        });
+        if (made == listing.end()) {
+            return;
+        }
+        spdlog::info("{}: sandbox {} was made by a create whose answer was lost", describe(record.key), made->id);
+        record.sandbox_id = made->id;
+        record.created_at = made->created_at;
+        record.create_pending = false;
+        record.state = core::life_state::creating; // so that its boot counts as one
+    }
+    if (record.sandbox_id.empty()) {
+        return;
     }
     const auto found = std::find_if(listing.begin(), listing.end(),
                                     [&](const cloud::sandbox_info& seen) { return seen.id == record.sandbox_id; });

@@ -133,27 +133,33 @@ task<void> route_control(call& c) {
         all.records.reset();
         co_await c.reply_json(out);
     } else if (what == "GET config") {
-        co_await c.reply_json(to_json(all.settings));
+        const json::value settings = to_json(all.settings);
+        co_await c.reply_json(settings);
     } else if (what == "POST config") {
         const auto values = co_await c.read_json();
         merge(all.settings, values);
         all.read_accounts();
         all.platform->recompute_deadlines();
-        co_await c.reply_json(to_json(all.settings));
+        const json::value settings = to_json(all.settings);
+        co_await c.reply_json(settings);
     } else if (what == "POST fault") {
         const auto description = co_await c.read_json();
         out["fault"] = all.faults.add(description);
         co_await c.reply_json(out);
     } else if (what == "GET faults") {
-        co_await c.reply_json(all.faults.to_json());
+        const json::value list = all.faults.to_json();
+        co_await c.reply_json(list);
     } else if (what == "DELETE faults") {
         all.faults.clear();
         co_await c.reply_json(out);
     } else if (what == "GET requests") {
-        co_await c.reply_json(all.records.requests(last_of(c)));
+        const json::value list = all.records.requests(last_of(c));
+        co_await c.reply_json(list);
     } else if (what == "GET commands") {
-        const auto id = c.where.query.find("sandbox_id");
-        co_await c.reply_json(all.records.commands(id == c.where.query.end() ? "" : id->second));
+        const auto found = c.where.query.find("sandbox_id");
+        const std::string id = found == c.where.query.end() ? std::string() : found->second;
+        const json::value list = all.records.commands(id);
+        co_await c.reply_json(list);
     } else if (what == "POST drop-connections") {
         co_await drop_connections(c);
     } else if (what == "GET sandboxes") {

@@ -219,7 +219,8 @@ task<void> serve_put_file(call& c) {
         ::unlinkat(at.parent.get(), name.c_str(), 0);
         refuse_errno(path);
     }
-    co_await c.reply_json(json::object());
+    const json::object nothing;
+    co_await c.reply_json(nothing);
 }
 
 task<void> serve_get_file(call& c) {

@@ -109,12 +109,13 @@ task<void> serve_sandboxes(call& c) {
         co_await c.reply_json(id);
         co_return;
     }
+    json::object shown;
     const auto which = platform.find(c.account, c.where.sandbox_id);
     switch (c.where.to) {
     case route::get:
         if (c.all.settings.get_counts_as_call) platform.touch(which);
-        co_await c.reply_json(platform.describe(*which));
-        co_return;
+        shown = platform.describe(*which);
+        break;
     case route::remove:
         co_await platform.remove(which);
         break;
@@ -126,7 +127,7 @@ task<void> serve_sandboxes(call& c) {
         refuse_deleted(c, which);
         platform.start(which);
     }
-    co_await c.reply_json(json::object());
+    co_await c.reply_json(shown);
 }
 
 } // namespace emulator::api

@@ -189,8 +189,8 @@ task<bool> request_server::serve_api() {
         else
             co_await run_handler(c);
         alive = answer.keep_alive();
-        if (alive && !connection_.body_done())
-            alive = !connection_.client_waits_for_continue() && co_await drain_body(connection_);
+        if (alive && connection_.client_waits_for_continue()) alive = false;
+        if (alive) alive = co_await drain_body(connection_);
     } catch (const http::connection_lost&) {
         outcome = answer.by_fault() || fault_.drop_before || !fault_.act_then_drop.empty()
                       ? "fault"

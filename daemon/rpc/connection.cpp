@@ -12,6 +12,8 @@
 #include <boost/asio/write.hpp>
 #include <spdlog/spdlog.h>
 
+#include <poll.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -77,6 +79,8 @@ asio::awaitable<void> connection::read() {
             if (error == asio::error::eof) {
                 finished_ = true; // it may have closed only its sending half and still read
                 wanted_.notify_all();
+                co_await until_gone();
+                close();
                 co_return;
             }
             if (error) {
@@ -96,6 +100,19 @@ asio::awaitable<void> connection::read() {
     }
     if (!draining_) {
         close();
+    }
+}
+
+// A client that has closed both halves gets nothing any more. Writing would tell, but behind a closed window nothing is
+// written: its command would stand still for ever.
+asio::awaitable<void> connection::until_gone() {
+    while (!closed_) {
+        pollfd state{socket_.native_handle(), 0, 0};
+        if (::poll(&state, 1, 0) > 0 && (state.revents & POLLHUP) != 0) {
+            co_return;
+        }
+        // Told of a hang-up once, as it happens; one that is there already was found by the poll.
+        co_await socket_.async_wait(socket::wait_error, as_tuple);
     }
 }
 

@@ -52,6 +52,7 @@ private:
     static constexpr std::chrono::seconds write_patience{60};
 
     boost::asio::awaitable<void> read();
+    boost::asio::awaitable<void> until_gone();
     boost::asio::awaitable<void> write();
     boost::asio::awaitable<void> run(request_message request);
     bool take_line(std::string_view line); // false: the connection cannot go on

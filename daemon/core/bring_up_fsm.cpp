@@ -43,6 +43,7 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
     record_.created_at = 0;
     fresh_ = true;
     boot_since_.reset();
+    poll_.reset();
     doing_ = "creating the sandbox";
     return save_then(action::create, true);
 }
@@ -107,7 +108,22 @@ bring_up_fsm::step bring_up_fsm::on_list(milliseconds now,
     }
     const auto found = std::find_if(listed->begin(), listed->end(),
                                     [&](const auto& each) { return each.id == record_.sandbox_id; });
-    return found == listed->end() ? gone() : seen(now, *found);
+    if (found == listed->end()) {
+        return gone();
+    }
+    return std::exchange(disowned_, false) ? contradicted(now) : seen(now, *found);
+}
+
+// A start or delete was answered with 404, yet the sandbox is listed: what is true shows later, if ever.
+bring_up_fsm::step bring_up_fsm::contradicted(milliseconds now) {
+    if (!contradicted_since_) {
+        contradicted_since_ = now;
+    }
+    if (now - *contradicted_since_ >= limits_.trouble) {
+        return fail({error_name::cloud_error, "while " + std::string(doing_) +
+                                                  ", the platform did not find it, although it lists it"});
+    }
+    return wait_then(action::get, poll_.next());
 }
 
 bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all) {
@@ -183,6 +199,12 @@ bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_inf
             return act(action::remove);
         }
         record_.state = life_state::stopped;
+        if (!start_since_) {
+            start_since_ = now;
+        } else if (now - *start_since_ >= limits_.boot) {
+            return boot_failed(now, "it was still 'stopped' " + std::to_string(limits_.boot.count() / 1000) +
+                                        " s after it was first told to start");
+        }
         doing_ = "starting the sandbox";
         return act(action::start);
     default: return booting(now, state);
@@ -211,6 +233,7 @@ bring_up_fsm::step bring_up_fsm::booting(milliseconds now, life_state state) {
 
 bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how) {
     boot_since_.reset();
+    start_since_.reset();
     if (fresh_) {
         doing_ = "deleting a sandbox that did not boot";
         return act(action::remove);
@@ -218,6 +241,7 @@ bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how)
     // It may hold somebody's files: starting it once more is harmless, deleting it would not be.
     if (restarts_ == 0) {
         ++restarts_;
+        poll_.reset();
         doing_ = "starting the sandbox once more";
         return act(action::start);
     }
@@ -232,15 +256,18 @@ bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how)
 bring_up_fsm::step bring_up_fsm::on_start(milliseconds now, const cloud::result<void>& started) {
     if (started.has_value()) {
         all_well();
-        resumed_ = true;
+        contradicted_since_.reset();
+        if (!std::exchange(resumed_, true)) {
+            poll_.reset(); // not for each of a row of starts without effect
+        }
         record_.state = life_state::starting;
         doing_ = "waiting for the sandbox to start";
         boot_since_ = now;
-        poll_.reset();
         return wait_then(action::get, poll_.next());
     }
     const cloud::failure& failure = started.error();
     if (failure.kind == kind::not_found) {
+        disowned_ = true;
         return look_up(listing::verify_gone);
     }
     if (failure.kind == kind::conflict) {
@@ -260,11 +287,16 @@ bring_up_fsm::step bring_up_fsm::on_start(milliseconds now, const cloud::result<
 }
 
 bring_up_fsm::step bring_up_fsm::on_remove(milliseconds now, const cloud::result<void>& removed) {
-    if (!removed.has_value() && removed.error().kind != kind::not_found) {
-        return trouble(now, removed.error(), action::remove);
+    if (removed.has_value()) {
+        all_well();
+        contradicted_since_.reset();
+        return gone();
     }
-    all_well();
-    return new_creation();
+    if (removed.error().kind == kind::not_found) {
+        disowned_ = true;
+        return look_up(listing::verify_gone);
+    }
+    return trouble(now, removed.error(), action::remove);
 }
 
 bring_up_fsm::step bring_up_fsm::running() {
@@ -277,7 +309,7 @@ bring_up_fsm::step bring_up_fsm::running() {
 }
 
 bring_up_fsm::step bring_up_fsm::gone() {
-    // One that was made just now and vanished at once held nothing.
+    // One that was made just now held nothing.
     state_lost_ = state_lost_ || !fresh_;
     return new_creation();
 }

@@ -74,6 +74,7 @@ private:
     step boot_failed(milliseconds now, std::string_view how);
     step running();
     step gone();
+    step contradicted(milliseconds now);
     step look_up(listing purpose);
     step on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all);
     bool is_ours(const cloud::sandbox_info& info) const;
@@ -95,7 +96,10 @@ private:
     bool created_ = false;
     bool resumed_ = false;
     bool state_lost_ = false;
+    bool disowned_ = false; // the listing under way is there because a start or delete was answered with 404
     std::optional<milliseconds> boot_since_;
+    std::optional<milliseconds> start_since_; // first told to start; again and again without effect ends with limits.boot
+    std::optional<milliseconds> contradicted_since_;
     std::optional<milliseconds> trouble_since_;
     std::optional<cloud::failure> doubt_; // what left the create's outcome open
     backoff poll_{milliseconds(100), milliseconds(2'000), 1.5};

@@ -52,16 +52,29 @@ public:
     }
 
     int run() {
+        try {
+            return until_done();
+        } catch (const failure& why) {
+            if (why.code() != exit_code::unresponsive) throw;
+            throw failure(exit_code::failed,
+                          std::string(why.what()) + ": the outcome of command " + exec_id_ +
+                              " is unknown",
+                          why.hint());
+        }
+    }
+
+private:
+    int until_done() {
         for (;;) {
             while (auto message = daemon_.next())
                 handle(*message);
+            acknowledge();
             if (exit_ && output_.empty()) return finish();
             if (left_) return static_cast<int>(exit_code::cancelled);
             wait();
         }
     }
 
-private:
     // Sleeps until something can be done, and does what concerns signals and output.
     void wait() {
         // Beyond its window the daemon sends nothing; one that does is made to wait.
@@ -83,7 +96,7 @@ private:
             throw failure(exit_code::failed,
                           "cannot wait: " + std::generic_category().message(errno));
         }
-        if (const int count = signals_.take(); count > 0) interrupt(count);
+        if (waiting[1].revents != 0) interrupt(signals_.take());
         if (waiting[2].revents != 0) write_some();
         if (waiting[0].revents != 0) daemon_.receive();
     }
@@ -107,6 +120,10 @@ private:
             output_.close(to);
             cancel();
         }
+    }
+
+    // Also what was thrown away because nobody reads it: the command must get to its end.
+    void acknowledge() {
         if (const auto offset = output_.due_ack(); offset && !exit_) {
             daemon_.notify("exec.ack", {{"exec_id", exec_id_}, {"offset", *offset}});
         }
@@ -114,13 +131,13 @@ private:
 
     void interrupt(int count) {
         interrupts_ += count;
-        if (interrupts_ > 1) {
+        if (interrupts_ > 1 || exit_) { // nothing left to cancel but the writing
             clear_progress();
             left_ = true;
             return;
         }
         cancel();
-        if (here_.err_is_terminal && !exit_) {
+        if (here_.err_is_terminal) {
             say("cancelling the command; interrupt again to leave at once");
         }
     }

@@ -66,7 +66,9 @@ exec_fsm::steps exec_fsm::on_waited() {
 exec_fsm::steps exec_fsm::on_sent() {
     if (phase_ == phase::ending) {
         answered_ = true;
-        return {{action::read}, {action::kill}}; // the kill before it may have come too early
+        steps next = kill_again(); // the kill before it may have come too early
+        next.insert(next.begin(), {action::read});
+        return next;
     }
     if (phase_ != phase::sending) {
         return {};
@@ -223,19 +225,18 @@ exec_fsm::steps exec_fsm::on_exited(int returncode) {
         exit.ran = started::yes;
         return finish(std::move(exit));
     }
-    if (phase_ == phase::ending) {
-        unconfirmed_.clear();
-        return finish(ended());
-    }
-    return {};
+    return on_stream_over();
+}
+
+// While its processes are being ended: the stream's end speaks of the first of them at the most, only the kill of all.
+exec_fsm::steps exec_fsm::on_stream_over() {
+    stream_over_ = true;
+    return phase_ == phase::ending && kill_confirmed_ ? finish(ended()) : steps{};
 }
 
 exec_fsm::steps exec_fsm::on_refused(std::string message) {
-    if (phase_ == phase::ending) {
-        return finish(ended());
-    }
     if (phase_ != phase::running) {
-        return {};
+        return on_stream_over();
     }
     exec_exit exit;
     exit.reason = exit_reason::failed;
@@ -246,12 +247,8 @@ exec_fsm::steps exec_fsm::on_refused(std::string message) {
 }
 
 exec_fsm::steps exec_fsm::on_cut(const cloud::failure& why) {
-    if (phase_ == phase::ending) {
-        // Not a word about the processes: only the kill can tell.
-        return kill_confirmed_ ? finish(ended()) : steps{};
-    }
     if (phase_ != phase::running) {
-        return {};
+        return on_stream_over();
     }
     exec_exit exit;
     exit.reason = exit_reason::lost;
@@ -265,7 +262,12 @@ exec_fsm::steps exec_fsm::on_cut(const cloud::failure& why) {
 exec_fsm::steps exec_fsm::end(exit_reason why) {
     phase_ = phase::ending;
     ending_as_ = why;
+    return kill_again();
+}
+
+exec_fsm::steps exec_fsm::kill_again() {
     kill_confirmed_ = false;
+    ++kills_;
     return {{action::kill}};
 }
 
@@ -286,7 +288,7 @@ exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
     case phase::ending:
         if (signal == kill_signal::kill && signal_ != kill_signal::kill) {
             signal_ = signal;
-            return {{action::kill}};
+            return kill_again();
         }
         return {};
     case phase::done: return {};
@@ -303,14 +305,17 @@ exec_fsm::steps exec_fsm::on_deadline() {
 }
 
 exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why) {
-    if (phase_ != phase::ending) {
-        return {};
+    if (phase_ != phase::ending || --kills_ > 0) {
+        return {}; // the later kill has seen more
     }
     if (!confirmed) {
         unconfirmed_ = "that its processes have ended could not be confirmed (" + why + "): they may still be running";
         return finish(ended());
     }
     kill_confirmed_ = true;
+    if (stream_over_) {
+        return finish(ended());
+    }
     return {{action::linger, limits_.linger}};
 }
 
@@ -318,7 +323,13 @@ exec_fsm::steps exec_fsm::on_lingered() {
     if (phase_ == phase::sending && cancel_wanted_) {
         return end(exit_reason::cancelled);
     }
-    return phase_ == phase::ending && kill_confirmed_ ? finish(ended()) : steps{};
+    if (phase_ != phase::ending || !kill_confirmed_) {
+        return {};
+    }
+    if (answered_ && !std::exchange(killed_twice_, true)) {
+        return kill_again(); // its stream goes on: perhaps it was only just starting when it was looked for
+    }
+    return finish(ended());
 }
 
 } // namespace sandboxd::core

@@ -99,6 +99,8 @@ private:
     steps finish(exec_exit exit);
     steps fail_unstarted(rpc_error error);
     steps end(exit_reason why);
+    steps kill_again();
+    steps on_stream_over();
     exec_exit ended() const;
     exec_exit ended_unstarted() const;
 
@@ -110,7 +112,10 @@ private:
     bool cancel_wanted_ = false; // while sending: acted upon when the platform has answered
     bool answered_ = false;      // the platform took the command
     bool output_seen_ = false;
-    bool kill_confirmed_ = false;
+    bool stream_over_ = false;
+    int kills_ = 0;               // under way
+    bool kill_confirmed_ = false; // by the last of them
+    bool killed_twice_ = false;
     bool waiting_to_send_ = false;
     std::string unconfirmed_;
     int wrong_states_ = 0;

@@ -220,19 +220,23 @@ asio::awaitable<void> session::read() {
 }
 
 asio::awaitable<void> session::kill() {
-    using namespace asio::experimental::awaitable_operators;
-    asio::steady_timer patience(executor_, kill_patience);
-    const auto outcome = co_await (run_kill_command() || patience.async_wait(asio::use_awaitable));
-    const std::string why =
-        outcome.index() == 0 ? std::get<0>(outcome) : std::string("the platform did not answer in time");
-    if (!why.empty()) {
-        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), why);
-    }
+    const std::string why = co_await kill_all(fsm_.signal());
     apply(fsm_.on_killed(why.empty(), why));
 }
 
-asio::awaitable<std::string> session::run_kill_command() {
-    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(id(), fsm_.signal()), kill_patience);
+asio::awaitable<std::string> session::kill_all(core::kill_signal signal) {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer patience(executor_, kill_patience);
+    const auto outcome = co_await (run_kill_command(signal) || patience.async_wait(asio::use_awaitable));
+    std::string why = outcome.index() == 0 ? std::get<0>(outcome) : std::string("the platform did not answer in time");
+    if (!why.empty()) {
+        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), why);
+    }
+    co_return why;
+}
+
+asio::awaitable<std::string> session::run_kill_command(core::kill_signal signal) {
+    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(id(), signal), kill_patience);
     account_.observe(sent);
     if (!sent.has_value()) {
         const cloud::failure failure = sent.error();
@@ -289,13 +293,20 @@ std::string session::message() const {
 asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
     const auto self = shared_from_this();
     if (fsm_.done()) {
-        co_return cancel_outcome{true, "it had already ended"};
+        // One whose end is not known for sure may still be running: then this is the way to end it.
+        if (fsm_.exit().reason != core::exit_reason::lost && !fsm_.exit().kill_unconfirmed) {
+            co_return cancel_outcome{true, {}};
+        }
+        std::string why = co_await kill_all(signal);
+        const bool confirmed = why.empty();
+        co_return cancel_outcome{confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
     apply(fsm_.on_cancel(signal));
     while (!fsm_.done()) {
         co_await ended_.wait();
     }
-    co_return cancel_outcome{!fsm_.exit().kill_unconfirmed, fsm_.exit().message};
+    const bool confirmed = !fsm_.exit().kill_unconfirmed;
+    co_return cancel_outcome{confirmed, confirmed ? std::string() : fsm_.exit().message};
 }
 
 void session::stop_with_daemon() { apply(fsm_.on_daemon_stopping()); }

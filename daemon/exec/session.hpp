@@ -98,7 +98,8 @@ private:
     boost::asio::awaitable<void> send();
     boost::asio::awaitable<void> read();
     boost::asio::awaitable<void> kill();
-    boost::asio::awaitable<std::string> run_kill_command(); // empty: confirmed; else why not
+    boost::asio::awaitable<std::string> kill_all(core::kill_signal signal); // empty: confirmed; else why not
+    boost::asio::awaitable<std::string> run_kill_command(core::kill_signal signal);
     void ready();
 
     void waited() { apply(fsm_.on_waited()); }

@@ -174,18 +174,17 @@ class Peer:
         """Reads until the command's exec.exit."""
         exit_ = Exit({})
         consumed = 0
+        received = {"stdout": bytearray(), "stderr": bytearray()}
         while True:
             message = self._next_of(exec_id)
             params = message["params"]
             if message["method"] == "exec.exit":
                 exit_.params = params
+                exit_.stdout, exit_.stderr = bytes(received["stdout"]), bytes(received["stderr"])
                 return exit_
             data = output_bytes(params)
             exit_.arrivals.append((time.monotonic(), data))
-            if params["stream"] == "stdout":
-                exit_.stdout += data
-            else:
-                exit_.stderr += data
+            received[params["stream"]] += data
             consumed += len(data)
             if acknowledge:
                 self.send("exec.ack", {"exec_id": exec_id, "offset": consumed}, notification=True)

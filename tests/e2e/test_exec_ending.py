@@ -1,0 +1,258 @@
+"""How commands end before their time: time-outs, cancels, and what goes on in the background meanwhile."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import DEFAULT_KEY, Exit, Peer, RpcFailure
+from support.scenes import CREATE, EXEC, appears, living, only_id, processes, workspace
+
+# A family of which every member wants to outlive the others: a child, a grandchild in a session of its own whose parent
+# has gone, one with no output of ours, one that ignores every signal it can. Tells when all are there.
+FAMILY = """
+import os, signal, subprocess, sys
+subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sh", "-c", "setsid sleep 601 >/dev/null 2>&1 </dev/null & sleep 0.05"]).wait()
+subprocess.Popen(["sh", "-c", "trap '' HUP INT TERM; while :; do sleep 602; done"], start_new_session=True)
+for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(each, signal.SIG_IGN)
+print("partial output", flush=True)
+open("/workspace/family", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def family(peer: Peer, emulator: Emulator, **how: object) -> tuple[str, pathlib.Path]:
+    """Starts one, and a bystander in the background of an earlier command; returns when both live."""
+    peer.sh("(while :; do echo tick; sleep 0.02; done) >/workspace/ticks 2>&1 </dev/null &")
+    ticks = workspace(emulator) / "ticks"
+    appears(ticks)
+    return peer.start("python3", "-c", FAMILY, **how), ticks  # type: ignore[arg-type]
+
+
+def is_dead(emulator: Emulator) -> bool:
+    return not any("sleep 60" in line or "python3" in line for line in processes(emulator))
+
+
+def goes_on(ticks: pathlib.Path) -> None:
+    seen = ticks.stat().st_size
+    wait_until(lambda: ticks.stat().st_size > seen, "the bystander goes on")
+
+
+# -- time-outs
+
+
+def test_a_time_out_ends_the_whole_tree_and_keeps_the_output(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id, ticks = family(peer, emulator, timeout_s=1.5)
+    begun = time.monotonic()
+    ended = peer.finish(exec_id)
+    took = time.monotonic() - begun
+    assert (ended.reason, ended.returncode, ended.started, ended.stdout) == ("timed_out", 124, "yes", b"partial output\n")
+    assert 1.3 < took < 4
+    assert is_dead(emulator), processes(emulator)
+    goes_on(ticks)
+    assert peer.sh("echo fine").stdout == b"fine\n"
+    assert only_id(emulator) and emulator.count(CREATE) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0.0001, 0.005, 0.02, 0.05])
+def test_a_time_out_that_meets_the_start(peer: Peer, emulator: Emulator, timeout_s: float) -> None:
+    """Whatever the moment, no process stays behind once the end is told."""
+    peer.sh("true")
+    for form in ({}, {"stdin": "x"}):
+        ended = peer.run("sleep", "600", timeout_s=timeout_s, **form)
+        assert (ended.reason, ended.returncode) == ("timed_out", 124)
+        assert is_dead(emulator), processes(emulator)
+        if ended.started == "no":
+            assert ended.stdout == b""
+
+
+def test_a_command_that_floods_is_ended_in_time(peer: Peer, daemon: Daemon) -> None:
+    peer.sh("true")
+    begun = time.monotonic()
+    ended = peer.finish(peer.start("yes", timeout_s=1, window=16777216))
+    assert (ended.reason, ended.returncode) == ("timed_out", 124)
+    assert ended.stdout.startswith(b"y\ny\n") and len(ended.stdout) == ended.output_bytes
+    assert time.monotonic() - begun < 10
+    assert daemon.rss_kib() < 100 << 10
+
+
+def test_a_command_whose_output_nobody_reads_is_ended_in_time(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start("yes", timeout_s=0.5, window=4096)
+    with daemon.peer() as second:
+        wait_until(lambda: any(one["exec_id"] == exec_id and one["phase"] == "done" for one in second.call("exec.list")["execs"]),
+                   "its end is known")
+    assert not any(line.startswith("yes") for line in processes(emulator))
+    assert peer.finish(exec_id).reason == "timed_out"
+
+
+def test_the_platforms_default_limit_does_not_count(peer: Peer, emulator: Emulator) -> None:
+    """Its 60 seconds end a command that asks for nothing (here: half a second)."""
+    emulator.config(default_timeout_s=0.5)
+    peer.sh("true")
+    assert [peer.run("sleep", "1").returncode, peer.run("sleep", "1", timeout_s=300).returncode] == [0, 0]
+    assert [one["timeout_s"] for one in emulator.commands() if "sleep" in one["argv"]] == [1800, 330]
+
+
+def test_waiting_for_the_sandbox_is_not_the_commands_time(peer: Peer, emulator: Emulator) -> None:
+    emulator.config(boot_ms=700)
+    ended = peer.run("echo", "late", timeout_s=0.5)
+    assert (ended.reason, ended.stdout, ended.returncode) == ("exited", b"late\n", 0)
+
+
+# -- cancels
+
+
+def test_a_cancel_ends_one_command_and_nothing_else(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
+    """cases.md 6 and 7."""
+    other = peer.start("/bin/sh", "-c", "until [ -e go ]; do sleep 0.01; done; echo other")
+    exec_id, ticks = family(peer, emulator)
+    appears(workspace(emulator) / "family")
+    with daemon.peer() as second:  # anybody may
+        assert second.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+        assert is_dead(emulator), processes(emulator)
+        assert second.call("exec.cancel", {"exec_id": exec_id})["confirmed"]
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.started, ended.stdout) == ("cancelled", 130, "yes", b"partial output\n")
+    goes_on(ticks)
+    peer.run("touch", "go")
+    assert peer.finish(other).stdout == b"other\n"
+    assert [one["state"] for one in living(emulator)] == ["running"]
+
+
+def cancelled_with(peer: Peer, emulator: Emulator, script: str, signal: str) -> Exit:
+    peer.sh("rm -f ready")
+    exec_id = peer.start("/bin/sh", "-c", script)
+    appears(workspace(emulator) / "ready")
+    assert peer.call("exec.cancel", {"exec_id": exec_id, "signal": signal})["confirmed"]
+    return peer.finish(exec_id)
+
+
+@pytest.mark.parametrize("signal", ["INT", "TERM"])
+def test_a_polite_cancel_lets_the_command_clean_up(peer: Peer, emulator: Emulator, signal: str) -> None:
+    peer.sh("true")
+    script = f"trap 'echo cleaned up; touch cleaned; exit 7' {signal}; touch ready; while :; do sleep 0.01; done"
+    ended = cancelled_with(peer, emulator, script, signal)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"cleaned up\n")
+    assert (workspace(emulator) / "cleaned").exists()
+
+
+def test_a_polite_cancel_that_is_ignored_becomes_a_kill(peer: Peer, emulator: Emulator) -> None:
+    ended = peer.sh("true")
+    begun = time.monotonic()
+    ended = cancelled_with(peer, emulator, "trap '' INT; touch ready; while :; do sleep 600; done", "INT")
+    assert (ended.reason, ended.returncode) == ("cancelled", 130)
+    assert time.monotonic() - begun < 6
+    assert is_dead(emulator), processes(emulator)
+
+
+def test_a_cancel_while_the_sandbox_boots(peer: Peer, emulator: Emulator) -> None:
+    emulator.config(boot_ms=400)
+    exec_id = peer.start("touch", "ran")
+    peer.notification("sandbox.progress")
+    assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.started, ended.generation) == ("cancelled", 130, "no", 0)
+    assert peer.sh("ls").stdout == b""  # the boot goes on for whoever comes next
+    assert (emulator.count(EXEC), emulator.count(CREATE)) == (1, 1)
+
+
+def test_a_cancel_while_the_platform_makes_one_wait(peer: Peer, emulator: Emulator) -> None:
+    """429 may last for minutes; the cancel does not. cases.md 16."""
+    peer.sh("true")
+    emulator.fault_exec({"status": 429, "body": "slow down", "headers": {"Retry-After": "60"}}, times=0)
+    exec_id = peer.start("touch", "ran")
+    wait_until(lambda: emulator.count(EXEC) >= 2, "it was refused")
+    begun = time.monotonic()
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"]
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.started) == ("cancelled", "no")
+    assert time.monotonic() - begun < 2
+    emulator.clear_faults()
+    assert peer.sh("ls").stdout == b""
+
+
+def test_a_cancel_right_behind_the_start(peer: Peer, emulator: Emulator) -> None:
+    """Sent in one go, at every stage: never a process left, whatever the end is called."""
+    peer.sh("true")
+    for delay_ms in (0, 5, 20, 60):
+        emulator.config(latency_ms=delay_ms)
+        exec_id = f"quick-{delay_ms}"
+        start = peer.send("exec.start", {"exec_id": exec_id, "key": DEFAULT_KEY, "argv": ["sleep", "600"]})
+        cancel = peer.send("exec.cancel", {"exec_id": exec_id})
+        assert peer.result(start)["accepted"]
+        assert peer.result(cancel)["confirmed"]
+        assert peer.finish(exec_id).reason == "cancelled"
+        assert is_dead(emulator), (delay_ms, processes(emulator))
+
+
+def test_an_unconfirmed_cancel_says_so(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start("/bin/sh", "-c", "echo up; touch up; sleep 600")
+    appears(workspace(emulator) / "up")
+    emulator.fault_exec({"status": 500, "body": "no"}, times=0)
+    result = peer.call("exec.cancel", {"exec_id": exec_id})
+    assert not result["confirmed"] and "may still be running" in result["message"]
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"up\n")
+    assert "may still be running" in ended.message
+    assert any("sleep 600" in line for line in processes(emulator))
+
+
+def test_only_what_exists_can_be_cancelled(peer: Peer) -> None:
+    with pytest.raises(RpcFailure, match="exec_not_found"):
+        peer.call("exec.cancel", {"exec_id": "nonesuch"})
+    exec_id = peer.start("true")
+    peer.finish(exec_id)
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"]
+
+
+# -- the background
+
+
+@pytest.mark.parametrize("script", ["sleep 600 & echo ok", "setsid sleep 600 >/tmp/l 2>&1 </dev/null & disown; echo ok",
+                                    "nohup sleep 600 >/dev/null 2>&1 & echo ok", "(sleep 600; echo late) & echo ok"])
+def test_what_goes_to_the_background_holds_nobody_up(peer: Peer, emulator: Emulator, script: str) -> None:
+    """cases.md 1."""
+    peer.sh("true")
+    begun = time.monotonic()
+    ended = peer.run(script=script)
+    assert (ended.stdout, ended.returncode) == (b"ok\n", 0)
+    assert time.monotonic() - begun < 2
+    assert peer.sh("pgrep -x sleep").returncode == 0  # alive at the next call
+    wait_until(lambda: all(one["outcome"] != "open" for one in emulator.requests()), "no stream is left open")
+
+
+def test_a_platform_that_waits_for_the_background(peer: Peer, emulator: Emulator) -> None:
+    """What detaches itself from the output holds nobody up there either. What keeps the output open does: the attached form
+    ends when the platform's stream ends, or with the time-out, which is then punctual and takes the background along."""
+    emulator.config(waits_for_children=True)
+    peer.sh("true")
+    begun = time.monotonic()
+    assert peer.run(script="setsid sleep 600 >/tmp/l 2>&1 </dev/null & disown; echo ok").returncode == 0
+    assert time.monotonic() - begun < 2
+    ended = peer.run(script="sleep 601 & echo ok", timeout_s=1)
+    assert (ended.stdout, ended.reason, ended.returncode) == (b"ok\n", "timed_out", 124)
+    assert time.monotonic() - begun < 5
+    assert not any("sleep 601" in line for line in processes(emulator))
+    assert any("sleep 600" in line for line in processes(emulator))
+
+
+def test_the_platforms_own_cap_is_no_success(peer: Peer, emulator: Emulator) -> None:
+    """At 30 minutes (here: half a second) the platform ends a command; nobody is told that it went well, or to try again."""
+    for outcome in ("error", "cut"):
+        emulator.config(command_cap_s=0.5, cap_outcome=outcome)
+        ended = peer.sh("echo partial; echo x >>n; sleep 600")
+        assert (ended.returncode, ended.stdout, ended.started) == (None, b"partial\n", "yes"), outcome
+        assert ended.reason in ("failed", "lost")
+        assert (ended.error["name"], ended.error["retryable"]) == ("outcome_unknown", False)
+    emulator.config(command_cap_s=1800)
+    assert (workspace(emulator) / "n").read_text() == "x\nx\n"

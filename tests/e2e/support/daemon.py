@@ -35,8 +35,9 @@ class Daemon:
     """One daemon, started and ended as often as a test likes on the same state directory."""
 
     def __init__(self, tmp_path: pathlib.Path, base_url: str, api_key: str | None = "test-key", *, ca_file: pathlib.Path | None = None,
-                 environment: dict[str, str] | None = None, **options: Any) -> None:
-        """`ca_file`: roots to trust for HTTPS. `environment`: more variables, over the bare ones a test gets."""
+                 environment: dict[str, str] | None = None, prefix: tuple[str, ...] = (), **options: Any) -> None:
+        """`ca_file`: roots to trust for HTTPS. `environment`: more variables, over the bare ones a test gets. `prefix` goes in front
+        of the command line and must end in an exec of it, so that its pid is the daemon's."""
         self.directory = pathlib.Path(tmp_path) / "daemon"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.state_dir = self.directory / "state"
@@ -60,13 +61,14 @@ class Daemon:
         if ca_file is not None:
             self.environment["SSL_CERT_FILE"] = str(ca_file)
         self.environment.update(environment or {})
+        self.prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
 
     # -- process
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Starts it without waiting for it to answer."""
-        arguments = [str(find_binary()), "serve"]
+        arguments = [*self.prefix, str(find_binary()), "serve"]
         for name, value in self.options.items():
             arguments += [f"--{name}", str(value)]
         with open(self.log_file, "ab") as log:

@@ -31,6 +31,7 @@ public:
     std::vector<std::string> leases;        // ids of the execs that hold it, oldest first
     std::chrono::milliseconds last_used{0}; // manager's clock
     std::set<sys::process_identity> holders;
+    bool state_lost = false; // its sandbox was found gone, and nobody has been told yet
     condition changed; // the operation moved on or ended, a lease went
 };
 

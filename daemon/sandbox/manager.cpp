@@ -217,7 +217,10 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
     const std::shared_ptr<entry> each = found->second;
     each->holders.erase(holder);
     result.holders = count_holders(*each);
-    if (mode == release_mode::keep || each->record.state == core::life_state::absent) {
+    const core::life_state state = each->record.state;
+    const bool nothing_to_do = state == core::life_state::absent ||
+                               (mode == release_mode::stop && state == core::life_state::stopped && !each->current);
+    if (mode == release_mode::keep || nothing_to_do) {
         result.action = mode == release_mode::keep ? release_action::kept : release_action::none;
         co_return result;
     }

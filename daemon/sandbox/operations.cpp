@@ -149,7 +149,8 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
             break;
         }
         case action::done:
-            op->outcome = {machine.created(), machine.resumed(), machine.state_lost()};
+            op->outcome = {machine.created(), machine.resumed(), machine.state_lost() || each->state_lost};
+            each->state_lost = false;
             co_return;
         case action::fail: {
             op->error = step.error;
@@ -204,7 +205,12 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::s
             break;
         }
         case action::fail: op->error = step.error; [[fallthrough]];
-        case action::done: co_await save_or_complain(); co_return;
+        case action::done:
+            if (record.state == core::life_state::absent) {
+                each->state_lost = stopping; // otherwise it was meant to go
+            }
+            co_await save_or_complain();
+            co_return;
         }
     }
 }

@@ -133,6 +133,7 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
         spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key), record.sandbox_id);
         record.sandbox_id.clear();
         record.state = state;
+        each.state_lost = true;
         return;
     }
     if (state == core::life_state::running) {

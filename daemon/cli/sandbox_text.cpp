@@ -90,7 +90,7 @@ std::string render_sandboxes(const json::array& sandboxes, const style& paint_wi
                  {"RUNNING", right},
                  {"SANDBOX"},
                  {"PROFILE"},
-                 {"KEPT AWAKE BY"}});
+                 {"AWAKE BECAUSE"}});
     for (const json::value& entry : sandboxes) {
         if (!entry.is_object()) continue;
         const json::object& sandbox = entry.get_object();

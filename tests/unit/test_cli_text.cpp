@@ -86,7 +86,7 @@ TEST_CASE("status: the whole page") {
           R"(daemon    ready, version 0.1.0, pid 4711, up 1h 2m
 account   https://api.deepinfra.com, key 5c1f0a9be2d34c77, 1 of 5 sandboxes active
 
-STATE    TASK        PLAN           IDLE  RUNNING  SANDBOX  PROFILE            KEPT AWAKE BY
+STATE    TASK        PLAN           IDLE  RUNNING  SANDBOX  PROFILE            AWAKE BECAUSE
 running  default     medium          12s        2  sb_3fk2  default            2 commands are running
 absent   session:42  - (ephemeral)     -        -  -        /home/ada/.hermes
 

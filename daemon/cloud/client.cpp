@@ -136,8 +136,8 @@ client::impl::obtain(connection_choice choice) {
     });
     auto fresh = connection::make(executor_, tls_);
     const auto begun = clock::now();
-    if (const auto opening = co_await fresh->open(std::move(*addresses), options_.connect_timeout);
-        !opening) {
+    const auto opening = co_await fresh->open(std::move(*addresses), options_.connect_timeout);
+    if (!opening) {
         failure why = opening.error();
         why.message = at_.host_header + ": " + why.message;
         co_return why;
@@ -191,19 +191,20 @@ asio::awaitable<result<answer>> client::impl::finish(opened what) {
     const int status = reader.status();
     const bool good = status >= 200 && status <= 299;
     boost::system::error_code ec;
-    bool oversized = reader.content_length().value_or(0) > options_.max_answer;
-    while (!reader.done() && !ec && !oversized) {
+    const auto oversized = [&reader, this] {
+        return std::max<std::uint64_t>(reader.body().size(), reader.content_length().value_or(0)) >
+               options_.max_answer;
+    };
+    while (!reader.done() && !ec && !oversized())
         ec = co_await reader.read_some(*what.from);
-        oversized = reader.body().size() > options_.max_answer;
-    }
-    if (!ec && !oversized && reader.reusable())
+    if (!ec && !oversized() && reader.reusable())
         pool_->give_back(std::move(what.from), reader.server_idle());
     if (!good) {
         // The status counts even if the body was lost or is endless: a message cut short is not
         // JSON and says nothing.
         co_return failure_from_answer(status, reader.body(), reader.retry_after(), key_);
     }
-    if (oversized) {
+    if (oversized()) {
         co_return failure{failure_kind::bad_answer, status,
                           "the API's answer is larger than " + std::to_string(options_.max_answer) +
                               " bytes",

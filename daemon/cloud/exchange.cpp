@@ -102,6 +102,8 @@ struct answer_reader::state {
     std::optional<http::response_parser<sink_body>> parser;
     std::size_t next_read = first_read;
     bool any_received = false;
+    error_code
+        body_error; // found while reading the header; told after what came before it was taken
 
     void new_parser() {
         parser.emplace();
@@ -163,11 +165,13 @@ asio::awaitable<answer_reader::error_code> answer_reader::read_header(connection
         if (ec) co_return ec;
     }
     s.parser->eager(true);
-    co_return s.parse();
+    s.body_error = s.parse();
+    co_return error_code();
 }
 
 asio::awaitable<answer_reader::error_code> answer_reader::read_some(connection& from) {
     state& s = *state_;
+    if (s.body_error) co_return s.body_error;
     const error_code ec = co_await s.fill(from);
     if (ec == asio::error::eof) co_return s.at_end();
     if (ec) co_return ec;

@@ -29,7 +29,7 @@ struct http_request {
         : method(verb), target(std::move(where)), content_type(type), body(content) {}
 
     std::string_view method;
-    std::string target;                 // path and query, encoded
+    std::string target;            // path and query, encoded
     std::string_view content_type; // of the body; empty: no body
     std::string_view body;         // outlives the sending
 };

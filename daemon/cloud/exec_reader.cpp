@@ -27,7 +27,8 @@ asio::awaitable<void> finish_in_background(std::shared_ptr<pool> home,
     from->limit_all(connection::clock::now() + longest_farewell);
     std::size_t extra = 0;
     while (!reader->done() && extra < largest_farewell) {
-        if (co_await reader->read_some(*from)) co_return;
+        const auto ec = co_await reader->read_some(*from);
+        if (ec) co_return;
         extra += reader->body().size();
         reader->body().clear();
     }
@@ -48,8 +49,8 @@ public:
         while (true) {
             if (auto event = decoder_.next()) co_return told(std::move(*event));
             if (why_ || reader_->done()) co_return told(decoder_.finish(why_));
-            if (const auto ec = co_await reader_->read_some(*from_))
-                why_ = failure_of(ec, reader_->status());
+            const auto ec = co_await reader_->read_some(*from_);
+            if (ec) why_ = failure_of(ec, reader_->status());
             hand_over();
         }
     }

@@ -55,7 +55,9 @@ void tls_context::prepare(SSL* connection) {
     if (host_is_address_) {
         require(X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(connection), host_.c_str()));
     } else {
-        SSL_set_hostflags(connection, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+        // Names count in the alternative names only, as everywhere today.
+        SSL_set_hostflags(connection, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS |
+                                          X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
         require(SSL_set1_host(connection, host_.c_str()));
         require(static_cast<int>(SSL_set_tlsext_host_name(connection, host_.c_str())));
     }

@@ -4,8 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
 using namespace sandboxd::cloud;
+
+namespace {
+
+using strings = std::vector<std::string>;
+
+} // namespace
 
 TEST_CASE("cloud endpoint: a base URL is taken apart") {
     const auto plain = parse_endpoint("https://api.deepinfra.com");
@@ -31,16 +38,16 @@ TEST_CASE("cloud endpoint: a base URL is taken apart") {
 }
 
 TEST_CASE("cloud endpoint: plain http is for loopback only") {
-    for (const std::string good :
-         {"http://127.0.0.1", "http://127.9.8.7:1/x", "http://[::1]:80", "http://localhost:8080",
-          "http://LOCALHOST", "http://[::ffff:127.0.0.1]"}) {
+    for (const std::string& good :
+         strings{"http://127.0.0.1", "http://127.9.8.7:1/x", "http://[::1]:80",
+                 "http://localhost:8080", "http://LOCALHOST", "http://[::ffff:127.0.0.1]"}) {
         CAPTURE(good);
         CHECK(parse_endpoint(good).has_value());
     }
-    for (const std::string bad :
-         {"http://api.deepinfra.com", "http://10.0.0.1", "http://0.0.0.0", "http://128.0.0.1",
-          "http://[::2]", "http://localhost.example.com", "http://127.0.0.1.example.com",
-          "http://2130706433", "http://[::ffff:10.0.0.1]"}) {
+    for (const std::string& bad :
+         strings{"http://api.deepinfra.com", "http://10.0.0.1", "http://0.0.0.0",
+                 "http://128.0.0.1", "http://[::2]", "http://localhost.example.com",
+                 "http://127.0.0.1.example.com", "http://2130706433", "http://[::ffff:10.0.0.1]"}) {
         CAPTURE(bad);
         const auto parsed = parse_endpoint(bad);
         REQUIRE(!parsed.has_value());
@@ -49,12 +56,12 @@ TEST_CASE("cloud endpoint: plain http is for loopback only") {
 }
 
 TEST_CASE("cloud endpoint: what is not a base URL is refused, and what it held is not repeated") {
-    for (const std::string bad :
-         {"", "api.deepinfra.com", "https://", "https:///x", "ftp://example.com", "unix:/run/x",
-          "https://user:hunter2@example.com", "https://example.com/?key=hunter2",
-          "https://example.com/#hunter2", "https://exa mple.com", "https://example.com:0",
-          "https://example.com:65536", "https://example.com:x", "https://ex%0d%0aample.com",
-          "https://[v1.x]", "https://example.com/\r\nX-Evil: 1"}) {
+    for (const std::string& bad : strings{
+             "", "api.deepinfra.com", "https://", "https:///x", "ftp://example.com", "unix:/run/x",
+             "https://user:hunter2@example.com", "https://example.com/?key=hunter2",
+             "https://example.com/#hunter2", "https://exa mple.com", "https://example.com:0",
+             "https://example.com:65536", "https://example.com:x", "https://ex%0d%0aample.com",
+             "https://[v1.x]", "https://example.com/\r\nX-Evil: 1"}) {
         CAPTURE(bad);
         const auto parsed = parse_endpoint(bad);
         REQUIRE(!parsed.has_value());
@@ -82,10 +89,10 @@ TEST_CASE("cloud endpoint: the next page is followed on the same origin only") {
     CHECK(resolve_next(at, now, "/v1/sandboxes?cursor=2") == "/v1/sandboxes?cursor=2");
     CHECK(resolve_next(at, now, "https://example.com:8443/x?y=z") == "/x?y=z");
     CHECK(resolve_next(at, now, "https://EXAMPLE.com:8443/x") == "/x");
-    for (const std::string bad :
-         {"", "https://example.com/x", "http://example.com:8443/x", "https://evil.com:8443/x",
-          "//evil.com/x", "https://user@example.com:8443/x", "ftp://x", "a b",
-          "https://example.com:8443@evil.com/x", "https://example.com:8443.evil.com/x"}) {
+    for (const std::string& bad : strings{
+             "", "https://example.com/x", "http://example.com:8443/x", "https://evil.com:8443/x",
+             "//evil.com/x", "https://user@example.com:8443/x", "ftp://x", "a b",
+             "https://example.com:8443@evil.com/x", "https://example.com:8443.evil.com/x"}) {
         CAPTURE(bad);
         CHECK(!resolve_next(at, now, bad));
     }

@@ -4,12 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
 using namespace sandboxd;
 using namespace sandboxd::cloud;
 using std::chrono::seconds;
 
 namespace {
+
+using strings = std::vector<std::string>;
 
 const secret no_key;
 
@@ -32,9 +35,9 @@ TEST_CASE("cloud errors: each shape of body gives its message") {
           "HTTP 502 with a page that is not the API's");
     CHECK(of(500, "").message == "HTTP 500 without a message");
     CHECK(of(500, " \r\n").message == "HTTP 500 without a message");
-    for (const std::string other :
-         {"{", "[]", "7", "null", "\"text\"", R"({"error":5})", R"({"error":""})",
-          R"({"detail":{}})", R"({"detail":[]})", "{\"error\":\"\xff\"}"}) {
+    for (const std::string& other :
+         strings{"{", "[]", "7", "null", "\"text\"", R"({"error":5})", R"({"error":""})",
+                 R"({"detail":{}})", R"({"detail":[]})", "{\"error\":\"\xff\"}"}) {
         CAPTURE(other);
         CHECK(!of(500, other).message.empty());
         CHECK(of(500, other).kind == failure_kind::server_error);
@@ -65,14 +68,14 @@ TEST_CASE("cloud errors: the status decides the kind") {
 }
 
 TEST_CASE("cloud errors: a 404 proves something only in the API's own shapes") {
-    for (const std::string own : {R"({"error":"m"})", R"({"error":{"message":"m"}})",
-                                  R"({"detail":"m"})", R"({"detail":{"error":"m"}})"}) {
+    for (const std::string& own : strings{R"({"error":"m"})", R"({"error":{"message":"m"}})",
+                                          R"({"detail":"m"})", R"({"detail":{"error":"m"}})"}) {
         CAPTURE(own);
         CHECK(of(404, own).kind == failure_kind::not_found);
     }
-    for (const std::string other :
-         {"", "not found", "<html>404</html>", R"({"message":"no Route matched"})", "{}",
-          R"({"error":)", R"({"detail":[{"msg":"m"}]})", R"({"error":""})", "[]"}) {
+    for (const std::string& other :
+         strings{"", "not found", "<html>404</html>", R"({"message":"no Route matched"})", "{}",
+                 R"({"error":)", R"({"detail":[{"msg":"m"}]})", R"({"error":""})", "[]"}) {
         CAPTURE(other);
         CHECK(of(404, other).kind == failure_kind::not_found_unproven);
     }
@@ -143,10 +146,10 @@ TEST_CASE("cloud errors: Retry-After in seconds and as a date") {
     CHECK(parse_retry_after("Sun, 06 Nov 1994 08:50:07 GMT", *now) == seconds(30));
     CHECK(parse_retry_after("Sun, 06 Nov 1994 08:49:00 GMT", *now) == seconds(0));
     CHECK(parse_retry_after("Mon, 07 Nov 1994 08:49:00 GMT", *now) == seconds(3600));
-    for (const std::string bad :
-         {"", "-1", "1.5", "soon", "2 ", "Sun, 06 Now 1994 08:49:37 GMT",
-          "Sun, 31 Feb 1994 08:49:37 GMT", "Sun, 06 Nov 1994 24:49:37 GMT",
-          "Sunday, 06-Nov-94 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 CET"}) {
+    for (const std::string& bad :
+         strings{"", "-1", "1.5", "soon", "2 ", "Sun, 06 Now 1994 08:49:37 GMT",
+                 "Sun, 31 Feb 1994 08:49:37 GMT", "Sun, 06 Nov 1994 24:49:37 GMT",
+                 "Sunday, 06-Nov-94 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 CET"}) {
         CAPTURE(bad);
         CHECK(!parse_retry_after(bad, *now));
     }

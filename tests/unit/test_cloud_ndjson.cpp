@@ -12,6 +12,8 @@ using namespace sandboxd::cloud;
 
 namespace {
 
+using strings = std::vector<std::string>;
+
 constexpr std::size_t line_cap = 1 << 16;
 
 // What a stream said, in a form that is easy to compare: o:out, e:err, h, x<code>, r:message,
@@ -183,37 +185,37 @@ TEST_CASE("cloud ndjson: nothing counts after the terminal line") {
 }
 
 TEST_CASE("cloud ndjson: what cannot be understood ends the stream, and what came before stands") {
-    for (const std::string bad : {"x",
-                                  "{",
-                                  "}",
-                                  "[]",
-                                  "7",
-                                  "null",
-                                  "\"stdout\"",
-                                  "{\"stdout\":\"b\"",
-                                  "{\"stdout\":\"b\"}}",
-                                  "{\"stdout\":\"b\"} {}",
-                                  "{\"stdout\":5}",
-                                  "{\"stdout\":{}}",
-                                  "{\"stdout\":[\"b\"]}",
-                                  "{\"stderr\":true}",
-                                  "{\"stdout\":\"b\",\"stderr\":1}",
-                                  "{\"returncode\":\"0\"}",
-                                  "{\"returncode\":0.5}",
-                                  "{\"returncode\":99999999999}",
-                                  "{\"returncode\":99999999999999999999}",
-                                  "{\"returncode\":1e99}",
-                                  "{\"returncode\":{}}",
-                                  "{\"returncode\":true}",
-                                  "{\"error\":5}",
-                                  "{\"error\":[\"m\"]}",
-                                  "{\"stdout\":\"b\",}",
-                                  "{'stdout':'b'}",
-                                  "{\"stdout\":\"b\x01\"}",
-                                  "{\"stdout\":\"\\x\"}",
-                                  "{\"stdout\":\"\\u12\"}",
-                                  "{\"stdout\":\"b\" /* c */}",
-                                  "<html>"}) {
+    for (const std::string& bad : strings{"x",
+                                          "{",
+                                          "}",
+                                          "[]",
+                                          "7",
+                                          "null",
+                                          "\"stdout\"",
+                                          "{\"stdout\":\"b\"",
+                                          "{\"stdout\":\"b\"}}",
+                                          "{\"stdout\":\"b\"} {}",
+                                          "{\"stdout\":5}",
+                                          "{\"stdout\":{}}",
+                                          "{\"stdout\":[\"b\"]}",
+                                          "{\"stderr\":true}",
+                                          "{\"stdout\":\"b\",\"stderr\":1}",
+                                          "{\"returncode\":\"0\"}",
+                                          "{\"returncode\":0.5}",
+                                          "{\"returncode\":99999999999}",
+                                          "{\"returncode\":99999999999999999999}",
+                                          "{\"returncode\":1e99}",
+                                          "{\"returncode\":{}}",
+                                          "{\"returncode\":true}",
+                                          "{\"error\":5}",
+                                          "{\"error\":[\"m\"]}",
+                                          "{\"stdout\":\"b\",}",
+                                          "{'stdout':'b'}",
+                                          "{\"stdout\":\"b\x01\"}",
+                                          "{\"stdout\":\"\\x\"}",
+                                          "{\"stdout\":\"\\u12\"}",
+                                          "{\"stdout\":\"b\" /* c */}",
+                                          "<html>"}) {
         CAPTURE(bad);
         const auto s = hear("{\"stdout\":\"a\"}\n" + std::string(bad) + "\n{\"returncode\":0}\n");
         CHECK(s.out == "a");

@@ -5,9 +5,16 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
 using namespace sandboxd::cloud;
 using std::chrono::seconds;
+
+namespace {
+
+using strings = std::vector<std::string>;
+
+} // namespace
 
 TEST_CASE("cloud wire: requests are written as the API wants them") {
     CHECK(exec_body({"echo", "a \"b\"\n\x01", "\xe2\x82\xac", ""}, seconds(3600)) ==
@@ -43,14 +50,15 @@ TEST_CASE("cloud wire: a sandbox is read tolerantly") {
     CHECK(parse_sandbox(R"({"sandbox_id":"a","created_at":"soon"})")->created_at == 0);
     CHECK(parse_sandbox(R"({"sandbox_id":"a","created_at":1e300})")->created_at == 0);
 
-    for (const std::string bad : {"", "{}", "[]", "{\"sandbox_id\":5}", "{\"sandbox_id\":\"\"}",
-                                  "<html>", "{\"sandbox_id\":\"a\"} x"}) {
+    for (const std::string& bad :
+         strings{"", "{}", "[]", "{\"sandbox_id\":5}", "{\"sandbox_id\":\"\"}", "<html>",
+                 "{\"sandbox_id\":\"a\"} x"}) {
         CAPTURE(bad);
         REQUIRE(!parse_sandbox(bad).has_value());
         CHECK(parse_sandbox(bad).error().kind == failure_kind::bad_answer);
     }
-    for (const std::string name :
-         {"creating", "starting", "running", "stopping", "stopped", "failed", "deleted"}) {
+    for (const std::string& name :
+         strings{"creating", "starting", "running", "stopping", "stopped", "failed", "deleted"}) {
         CHECK(parse_state(name) != sandbox_state::unknown);
     }
     CHECK(parse_state("paused") == sandbox_state::unknown);
@@ -94,7 +102,7 @@ TEST_CASE("cloud wire: a listing, whole or in pages") {
     CHECK(linked->next.what == next_page::kind::reference);
     CHECK(linked->next.value == "/v1/sandboxes?p=3");
 
-    for (const std::string list : {"sandboxes", "items", "data"}) {
+    for (const std::string& list : strings{"sandboxes", "items", "data"}) {
         const std::string begin = "{\"" + list + "\":[{\"sandbox_id\":\"a\"}]";
         CHECK(parse_sandbox_page(begin + "}", "")->next.what == next_page::kind::none);
         CHECK(parse_sandbox_page(begin + ",\"next\":null,\"has_more\":false,\"total\":1}", "")
@@ -120,8 +128,8 @@ TEST_CASE("cloud wire: a listing, whole or in pages") {
         CHECK(!parse_sandbox_page(begin + ",\"has_more\":true}", "").has_value());
         CHECK(!parse_sandbox_page(begin + ",\"next\":{\"a\":1}}", "").has_value());
     }
-    for (const std::string bad : {"", "{}", "null", "5", "{\"sandboxes\":{}}", "[5]", "[{}]",
-                                  "[{\"sandbox_id\":\"a\"},null]", "<html>"}) {
+    for (const std::string& bad : strings{"", "{}", "null", "5", "{\"sandboxes\":{}}", "[5]",
+                                          "[{}]", "[{\"sandbox_id\":\"a\"},null]", "<html>"}) {
         CAPTURE(bad);
         REQUIRE(!parse_sandbox_page(bad, "").has_value());
         CHECK(parse_sandbox_page(bad, "").error().kind == failure_kind::bad_answer);
@@ -132,8 +140,9 @@ TEST_CASE("cloud wire: Link and Keep-Alive fields") {
     CHECK(next_link("<a>; rel=next") == "a");
     CHECK(next_link("<a,b;c>;title=\"x, <y>; rel=next\";REL=\"NEXT\"") == "a,b;c");
     CHECK(next_link("<a>; rel=prev , <b>;rel=next") == "b");
-    for (const std::string none : {"", "<a>", "<a>; rel=nextish", "rel=next", "<a; rel=next",
-                                   "<a>; rel=\"", "<a>;;;", ",,,", "<>;rel"}) {
+    for (const std::string& none :
+         strings{"", "<a>", "<a>; rel=nextish", "rel=next", "<a; rel=next", "<a>; rel=\"", "<a>;;;",
+                 ",,,", "<>;rel"}) {
         CAPTURE(none);
         CHECK(next_link(none).empty());
     }

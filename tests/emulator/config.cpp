@@ -112,6 +112,8 @@ const setting settings[] = {
     {"fs_when_not_running", &config::fs_when_not_running, "409|allow",
      "(?) fs/content of a sandbox that does not run"},
     {"latency_ms", &config::latency_ms, "", "before every API request is handled"},
+    {"connect_latency_ms", &config::connect_latency_ms, "",
+     "before a new connection is read from (a round trip, or two with TLS)"},
     {"error_shape", &config::error_shape, "error|error_message|detail|detail_error|html",
      "body of errors (the cap's 429 is fixed)"},
     {"retry_after", &config::retry_after, "", "(?) Retry-After of 429 and 503; empty = none"},

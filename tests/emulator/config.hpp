@@ -76,6 +76,7 @@ struct config {
 
     // The wire
     std::int64_t latency_ms = 0;
+    std::int64_t connect_latency_ms = 0;
     std::string error_shape = "detail";
     std::string retry_after;
     std::int64_t validation_status = 400;

@@ -138,8 +138,10 @@ public:
                                                : http::make_tcp(std::move(socket));
             auto made =
                 std::make_shared<http::connection>(io_.get_executor(), std::move(bytes), ++number_);
+            const auto delay = control_only ? 0 : all_.settings.connect_latency_ms;
             asio::co_spawn(
-                io_, [made]() -> task<void> { co_await made->read_all(); }, asio::detached);
+                io_, [made, delay]() -> task<void> { co_await made->read_all(delay); },
+                asio::detached);
             asio::co_spawn(io_, serve(made, control_only), [](std::exception_ptr error) {
                 try {
                     if (error) std::rethrow_exception(error);
@@ -229,7 +231,11 @@ int run(const arguments& given, unique_fd launcher_socket) {
     server front(io, all, tls ? &*tls : nullptr);
     asio::co_spawn(io, front.accept(api_port, false), asio::detached);
     asio::co_spawn(io, front.accept(control_port, true), asio::detached);
-    asio::co_spawn(io, launcher.run(), [&](std::exception_ptr) { io.stop(); });
+    bool launcher_lost = false;
+    asio::co_spawn(io, launcher.run(), [&](std::exception_ptr) {
+        launcher_lost = true;
+        io.stop();
+    });
     asio::co_spawn(io, end_on_signal(io, platform), asio::detached);
 
     std::ostringstream ready;
@@ -241,7 +247,8 @@ int run(const arguments& given, unique_fd launcher_socket) {
         fs::rename(given.ready_file + ".new", given.ready_file);
     }
     io.run();
-    return 0;
+    if (launcher_lost) std::cerr << "the launcher has died, and all sandboxes with it" << std::endl;
+    return launcher_lost ? 1 : 0;
 }
 
 } // namespace

@@ -80,6 +80,7 @@ cloud::sandbox_ptr any_sandbox(const call& c, const std::string& id) {
 task<void> act_on_sandbox(call& c) {
     const auto which = any_sandbox(c, c.where.segments[2]);
     const auto& verb = c.where.segments[3];
+    if (which->now == cloud::state::deleted) throw cloud::api_error{409, "the sandbox is deleted"};
     if (verb == "stop")
         co_await c.all.platform->force(which, cloud::state::stopped);
     else if (verb == "delete")

@@ -48,7 +48,10 @@ task<std::shared_ptr<cell>> cell::boot(asio::any_io_executor executor, launcher&
     unique_fd ours(pair[0]), theirs(pair[1]);
     auto birth = co_await by.launch(order, std::move(theirs));
     if (birth.pid == 0)
-        throw boot_error(std::string("cannot clone namespaces: ") + std::strerror(birth.error));
+        throw boot_error(
+            std::string(
+                "cannot make namespaces (that takes root, or unprivileged user namespaces): ") +
+            std::strerror(birth.error));
     auto made = std::make_shared<cell>(executor, std::move(ours), std::move(birth.pidfd));
     asio::co_spawn(
         executor, [made]() -> task<void> { co_await made->listen(); }, asio::detached);

@@ -24,10 +24,11 @@ connection::connection(const asio::any_io_executor& executor, std::unique_ptr<st
     : executor_(executor), stream_(std::move(bytes)), number_(number), changed_(executor),
       room_(executor) {}
 
-task<void> connection::read_all() {
+task<void> connection::read_all(std::int64_t delay_ms) {
     auto self = shared_from_this();
     std::vector<char> scratch(64 * 1024);
     try {
+        co_await sleep_ms(executor_, delay_ms);
         co_await stream_->open();
         open_ = true;
         changed_.notify();

@@ -31,8 +31,8 @@ public:
 
     std::uint64_t number() const { return number_; }
     const boost::asio::any_io_executor& executor() const { return executor_; }
-    // Handshake, then collect until the end. Spawned once.
-    task<void> read_all();
+    // Waits `delay_ms`, shakes hands, then collects until the end. Spawned once.
+    task<void> read_all(std::int64_t delay_ms);
     task<bool> opened(); // false: the handshake failed
 
     // The next request's head; false: the client has gone instead. Throws not_http.

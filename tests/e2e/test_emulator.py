@@ -21,6 +21,7 @@ import pytest
 from support.emulator import Emulator, find_binary, make_certificates, wait_until
 
 NOBODY = 65534
+NAP = f"9{os.getpid()}"  # seconds of a sleep that no other test run on this machine has
 EXEC = "/v1/sandboxes/{id}/exec"
 MIB = 1024 * 1024
 
@@ -422,10 +423,10 @@ def test_time_out_kills_the_group_and_ends_with_an_error_line(emu, box):
 def test_time_out_leaves_other_sessions_unless_it_kills_the_tree(emu, box):
     script = "setsid sleep 79 & sleep 80"
     emu.sh(box, script, timeout_seconds=1)
-    assert [one["cmdline"] for one in emu.processes(box)] == ["sleep 79 "]
+    wait_until(lambda: [one["cmdline"] for one in emu.processes(box)] == ["sleep 79 "], "the other session is left")
     emu.config(timeout_kill="tree")
     emu.sh(box, script.replace("79", "81"), timeout_seconds=1)
-    assert [one["cmdline"] for one in emu.processes(box)] == ["sleep 79 "]
+    wait_until(lambda: [one["cmdline"] for one in emu.processes(box)] == ["sleep 79 "], "nothing new is left")
 
 
 @pytest.mark.parametrize("outcome, last", [("returncode", {"returncode": 124}), ("cut", None)])
@@ -620,11 +621,11 @@ def test_pid_space_and_tmp_are_shared_by_the_execs_of_a_sandbox_only(emu, box):
 
 
 def test_only_the_workspace_survives_a_stop(emu, box):
-    emu.sh(box, "for d in /workspace /tmp /root /var/tmp /; do echo kept > $d/file; done; (setsid sleep 91 >/dev/null 2>&1 </dev/null &)")
+    emu.sh(box, f"NAP={NAP}; for d in /workspace /tmp /root /var/tmp /; do echo kept > $d/file; done; (setsid sleep $NAP >/dev/null 2>&1 </dev/null &)")
     for round_number in range(3):
         emu.request("POST", emu.path(box, "/stop"))
         emu.wait_state(box, "stopped")
-        assert emu.processes(box) == [] and not host_processes("sleep 91")
+        assert emu.processes(box) == [] and not host_processes(f"sleep {NAP}")
         emu.request("POST", emu.path(box, "/start"))
         emu.wait_state(box, "running")
         assert emu.sh(box, "ls /workspace/file /tmp/file /root/file /var/tmp/file /file 2>/dev/null; cat /workspace/file").text() == "/workspace/file\nkept\n"
@@ -632,13 +633,13 @@ def test_only_the_workspace_survives_a_stop(emu, box):
 
 
 def test_stop_kills_whatever_its_session(emu, box):
-    hard = "trap '' TERM HUP INT; setsid bash -c \"trap '' TERM HUP; sleep 92; sleep 92\" & nohup sleep 93 & disown -a; sleep 94"
+    hard = f"NAP={NAP}; trap '' TERM HUP INT; setsid bash -c \"trap '' TERM HUP; sleep $NAP; sleep $NAP\" & nohup sleep $NAP & disown -a; sleep $NAP"
     with emu.open_exec(box, "bash", "-c", hard) as stream:
         wait_until(lambda: len([one for one in emu.processes(box) if "sleep" in one["cmdline"]]) >= 3, "all are up")
         emu.request("POST", emu.path(box, "/stop"))
         assert list(stream)[-1] == {"error": "Sandbox was stopped while the command was running"}
     emu.wait_state(box, "stopped")
-    assert not host_processes("sleep 9")
+    assert not host_processes(f"sleep {NAP}")
 
 
 @pytest.mark.parametrize("outcome", ["returncode", "cut"])
@@ -656,19 +657,20 @@ def test_other_ends_of_a_stream_whose_sandbox_stops(start, outcome):
 
 
 def test_what_is_done_inside_stays_inside(emu, box):
-    bystander = subprocess.Popen(["sleep", "95"])
-    try:
-        before = sorted(os.listdir("/tmp"))
-        emu.put(box, "/workspace/keep", b"")
-        with emu.open_exec(box, "sleep", "96"):
-            answer = emu.sh(box, "rm -rf /tmp/* /etc/* /usr/local/* /workspace/* 2>/dev/null; kill -9 -1; echo survived")
-            assert answer.terminal == {"returncode": 0}  # -1 spares the killer itself and process 1
-        assert emu.exec(box, "/usr/bin/ls", "/workspace").lines == [{"returncode": 0}]
-        assert sorted(name for name in os.listdir("/tmp") if name in before) == before
-        assert bystander.poll() is None and os.path.exists("/etc/passwd")
-    finally:
-        bystander.kill()
-        bystander.wait()
+    bystander = subprocess.Popen(["sleep", NAP])
+    with tempfile.NamedTemporaryFile(dir="/tmp", prefix="host-marker-") as marker:
+        try:
+            emu.put(box, "/workspace/keep", b"")
+            with emu.open_exec(box, "sleep", "96") as other:
+                script = "rm -rf /tmp/* /etc/* /usr/local/* /workspace/* 2>/dev/null; kill -9 -1; echo survived"
+                # -1 spares the killer itself and process 1
+                assert emu.sh(box, script).lines == [{"stdout": "survived\n"}, {"returncode": 0}]
+                assert list(other) == [{"returncode": 137}]
+            assert emu.exec(box, "/usr/bin/ls", "/workspace").lines == [{"returncode": 0}]
+            assert bystander.poll() is None and os.path.exists(marker.name) and os.path.exists("/etc/passwd")
+        finally:
+            bystander.kill()
+            bystander.wait()
 
 
 def test_no_power_over_the_host(emu, box):
@@ -700,21 +702,21 @@ def test_killing_the_emulator_kills_its_sandboxes(start):
     emu = start()
     boxes = [emu.create_running() for _ in range(2)]
     for box in boxes:
-        emu.sh(box, "setsid sleep 97 >/dev/null 2>&1 </dev/null &")
-    stream = emu.open_exec(boxes[0], "sleep", "97.5")
-    wait_until(lambda: len(host_processes("sleep 97")) == 3, "all run")
+        emu.sh(box, f"setsid sleep {NAP} >/dev/null 2>&1 </dev/null &")
+    stream = emu.open_exec(boxes[0], "sleep", NAP)
+    wait_until(lambda: len(host_processes(f"sleep {NAP}")) == 3, "all run")
     emu.kill()
-    wait_until(lambda: not host_processes("sleep 97"), "all are dead", 5)
+    wait_until(lambda: not host_processes(f"sleep {NAP}"), "all are dead", 5)
     stream.close()
 
 
 def test_ending_the_emulator_leaves_nothing(start):
     emu = start()
     box = emu.create_running()
-    emu.sh(box, "mkdir -p /workspace/x/y; chmod 0 /workspace/x; sleep 98 >/dev/null 2>&1 &")
+    emu.sh(box, f"mkdir -p /workspace/x/y; chmod 0 /workspace/x; sleep {NAP} >/dev/null 2>&1 &")
     data = emu.directory / "data"
     emu.stop()
-    assert list(data.iterdir()) == [] and not host_processes("sleep 98")
+    assert list(data.iterdir()) == [] and not host_processes(f"sleep {NAP}")
     assert str(data) not in pathlib.Path("/proc/self/mountinfo").read_text()
 
 
@@ -947,7 +949,8 @@ def test_the_time_out_still_ends_a_kept_command(emu, box):
     stream = emu.open_exec(box, "bash", "-c", "echo up; sleep 66", timeout_seconds=1)
     stream.line()
     stream.close()
-    assert wait_gone(emu)["ended"] == "detached_timed_out" and emu.processes(box) == []
+    assert wait_gone(emu)["ended"] == "detached_timed_out"
+    wait_until(lambda: not emu.processes(box), "all of it is dead")
 
 
 # -- boots that go wrong

@@ -343,7 +343,7 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
             record_.create_pending = false; // only what certainly made nothing leads here
             record_.state = life_state::absent;
         }
-        return fail(error_from(failure, doing_));
+        return fail(again == action::list ? plain_error_from(failure, doing_) : error_from(failure, doing_));
     }
     milliseconds delay = retry_.next();
     if (failure.retry_after) {

@@ -43,6 +43,17 @@ rpc_error error_from(const cloud::failure& failure, std::string_view doing) {
     return {name_of(failure.kind), text};
 }
 
+rpc_error plain_error_from(const cloud::failure& failure, std::string_view doing) {
+    const rpc_error error = error_from(failure, doing);
+    switch (error.name()) {
+    case error_name::cloud_unreachable:
+    case error_name::unauthorized:
+    case error_name::rate_limited: return error;
+    case error_name::cap_reached: return {error_name::rate_limited, error.what()};
+    default: return {error_name::cloud_error, error.what()};
+    }
+}
+
 bool is_transient(const cloud::failure& failure) noexcept {
     using enum cloud::failure_kind;
     switch (failure.kind) {

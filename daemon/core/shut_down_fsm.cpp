@@ -124,10 +124,10 @@ shut_down_fsm::step shut_down_fsm::trouble(milliseconds now, const cloud::failur
         trouble_since_ = now;
     }
     if (!is_transient(failure) && failure.kind != kind::conflict) {
-        return fail(error_from(failure, doing()));
+        return fail(plain_error_from(failure, doing()));
     }
     if (now - *trouble_since_ >= limits_.trouble) {
-        return fail(error_from(failure, doing()));
+        return fail(plain_error_from(failure, doing()));
     }
     milliseconds delay = retry_.next();
     if (failure.retry_after) {

@@ -95,7 +95,7 @@ asio::awaitable<json::value> plan_list(call from, no_params) {
     account.require_configured();
     const auto catalog = account.observe(co_await account.cloud().catalog());
     if (!catalog.has_value()) {
-        throw core::error_from(catalog.error(), "asking for the plans");
+        throw core::plain_error_from(catalog.error(), "asking for the plans");
     }
     json::array plans;
     bool has_medium = false;

@@ -46,16 +46,14 @@ asio::awaitable<void> account::set_key(secret key) {
     if (key == key_ && !key_refused_) {
         co_return;
     }
-    if (configured() && key != key_ && !key_refused_) {
-        throw rpc_error(error_name::account_mismatch,
-                        "this daemon already works with another API key (fingerprint " + fingerprint_ + ")");
-    }
+    refuse_another(key);
     const std::unique_ptr<cloud::client> trial = make_client(executor_, base_url_);
     trial->set_key(key);
     const auto listed = co_await trial->list();
     if (!listed.has_value()) {
-        throw core::error_from(listed.error(), "trying the API key");
+        throw core::plain_error_from(listed.error(), "trying the API key");
     }
+    refuse_another(key); // somebody else's may have been taken meanwhile
     try {
         sys::atomic_write(state_dir_ / "api-key", std::string(key.reveal()) + "\n", 0600);
     } catch (const std::exception& problem) {
@@ -66,6 +64,13 @@ asio::awaitable<void> account::set_key(secret key) {
     client_->set_key(key_);
     note_success();
     spdlog::info("a client handed over the API key (fingerprint {})", fingerprint_);
+}
+
+void account::refuse_another(const secret& key) const {
+    if (configured() && key != key_ && !key_refused_) {
+        throw rpc_error(error_name::account_mismatch,
+                        "this daemon already works with another API key (fingerprint " + fingerprint_ + ")");
+    }
 }
 
 void account::note_success() {

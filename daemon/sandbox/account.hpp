@@ -48,6 +48,7 @@ public:
     const std::optional<std::string>& unreachable() const noexcept { return unreachable_; }
 
 private:
+    void refuse_another(const secret& key) const; // throws account_mismatch
     void note_success();
     void note(const cloud::failure& failure);
 

@@ -72,7 +72,7 @@ int serve(const sys::settings& settings) {
 
     // The lock before anything else is touched.
     const sys::instance_lock lock(settings.state_dir);
-    const std::string instance = store::load_instance(settings.state_dir, store::hashed_machine_id());
+    const store::instance self = store::load_instance(settings.state_dir, store::hashed_machine_id());
 
     asio::io_context context(1);
     const asio::any_io_executor executor = context.get_executor();
@@ -81,6 +81,7 @@ int serve(const sys::settings& settings) {
 
     store::state_store store(executor, settings.state_dir);
     store::loaded_state loaded = store.load();
+    loaded.complaints.insert(loaded.complaints.begin(), self.complaints.begin(), self.complaints.end());
     for (const std::string& complaint : loaded.complaints) {
         spdlog::error("{}", complaint);
     }
@@ -88,7 +89,7 @@ int serve(const sys::settings& settings) {
     sys::listener listener = sys::listener::open(settings.socket, settings.state_dir);
     sandbox::account account(executor, settings.base_url, settings.api_key, settings.state_dir);
     sandbox::manager manager(executor, account, store,
-                             {.instance = instance,
+                             {.instance = self.id,
                               .plan = settings.plan,
                               .idle_stop = settings.idle_stop,
                               .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
@@ -98,7 +99,7 @@ int serve(const sys::settings& settings) {
     rpc::services parts{.account = account,
                         .manager = manager,
                         .execs = execs,
-                        .instance = instance,
+                        .instance = self.id,
                         .socket = listener.path(),
                         .state_dir = settings.state_dir,
                         .max_active = settings.max_active,

@@ -1,6 +1,7 @@
 #include "store/state_store.hpp"
 
 #include "base/condition.hpp"
+#include "store/quarantine.hpp"
 #include "store/state_file.hpp"
 #include "sys/file.hpp"
 
@@ -14,21 +15,6 @@
 
 namespace sandboxd::store {
 namespace asio = boost::asio;
-
-namespace {
-
-std::filesystem::path keep_aside(const std::filesystem::path& file) {
-    std::filesystem::path kept = file;
-    kept += ".bad";
-    for (int n = 2; std::filesystem::exists(kept); ++n) {
-        kept = file;
-        kept += ".bad." + std::to_string(n);
-    }
-    std::filesystem::rename(file, kept);
-    return kept;
-}
-
-} // namespace
 
 // Lives on the daemon's thread but for `pool`, which only ever runs one atomic_write with arguments of its own.
 struct state_store::shared {
@@ -62,8 +48,7 @@ loaded_state state_store::load() {
         loaded.records = std::move(parsed.records);
         if (!parsed.rejected.empty()) {
             // The rest is used, but what could not be read must not be overwritten unseen.
-            std::filesystem::path kept = file;
-            kept += ".partly-bad";
+            const std::filesystem::path kept = aside_name(file, ".partly-bad");
             sys::atomic_write(kept, *text);
             for (const std::string& reason : parsed.rejected) {
                 loaded.complaints.push_back("state.json: " + reason + "; the file as it was is kept as " + kept.string());

@@ -255,7 +255,18 @@ static void drain_step(void) {
         full |= n == spool_full;
     }
     const uint64_t now = now_ns();
-    if (at_eof()) {
+    if (r.kill.active && !r.kill.gave_up) {
+        r.drain.next_scan = NEVER; // the end is told when the tree is: kill_step() has the clock
+        r.drain.until = now + DRAIN_LIMIT;
+    } else if (at_eof()) {
+        end_now(phase_finished);
+    } else if (full && r.kill_reason_set) {
+        // A deadline or a cancel waits for no acknowledgement.
+        for (int stream = 0; stream < 2; ++stream) {
+            int waiting = 0;
+            if (r.pipe[stream] >= 0 && ioctl(r.pipe[stream], FIONREAD, &waiting) == 0)
+                spool_lose(r.spool, (uint64_t)waiting);
+        }
         end_now(phase_finished);
     } else if (full) {
         r.drain.until = now + DRAIN_LIMIT; // helpers that we hold up are not late
@@ -292,6 +303,7 @@ static void main_ended(int status) {
     r.drain.next_scan = now;
     r.drain.pause = MS;
     r.drain.budget = DRAIN_BYTES;
+    spool_open_reserve(r.spool);
 }
 
 static void reap(void) {
@@ -342,6 +354,7 @@ static void kill_step(void) {
     }
     if (now >= r.kill.until) {
         kill_answer(false);
+        r.kill.gave_up = true;
         r.kill.until = NEVER; // goes on trying
     }
 }
@@ -362,6 +375,7 @@ static void kill_begin(enum reason reason, int signal, uint64_t grace_ms, uint64
     r.kill.at = r.kill.active ? earlier(r.kill.at, at) : at;
     r.kill.grace = gentle;
     r.kill.active = true;
+    r.kill.gave_up = false;
     r.kill.pause = MS;
     r.kill.until = r.kill.at + confirm_ms * MS;
     kill_step();
@@ -673,6 +687,7 @@ static void start(struct connection* own, int null_fd) {
         return;
     }
     r.main = r.claim.main = launched.pid;
+    claim_write(r.claim_fd, &r.claim); // so that it can be killed without us
     r.pipe[0] = launched.out;
     r.pipe[1] = launched.err;
     r.cwd_error = launched.cwd_error;

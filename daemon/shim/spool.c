@@ -25,6 +25,7 @@
 
 #define MAX_BLOCKS 65536u          // 4 GiB: the largest cap
 #define MEMORY_BLOCKS 64u          // 4 MiB
+#define RESERVE_BLOCKS 4u          // what two pipes hold, and their unaligned ends
 #define FILE_STEP 16u              // slots added at a time: 1 MiB
 #define DISK_RESERVE (64ull << 20) // the file leaves so much of the disk to the sandbox
 #define MAX_RUNS (512u * 1024)
@@ -35,14 +36,15 @@ struct spool {
     uint64_t off_start[2], off_end[2];
     uint64_t dropped;
     uint64_t cap_blocks;
+    uint32_t reserve; // blocks in memory on top of everything, for the last output
 
     // where[b % MAX_BLOCKS] of block number b = position / BLOCK: memory slot or IN_FILE | file
     // slot
     uint32_t* where;
     uint64_t first_block, next_block;
 
-    uint8_t* memory[MEMORY_BLOCKS];
-    uint32_t free_memory[MEMORY_BLOCKS], free_memory_n, memory_n;
+    uint8_t* memory[MEMORY_BLOCKS + RESERVE_BLOCKS];
+    uint32_t free_memory[MEMORY_BLOCKS + RESERVE_BLOCKS], free_memory_n, memory_n;
 
     int file; // -1 = none yet, -2 = cannot be made
     uint32_t* free_file;
@@ -167,7 +169,7 @@ static bool take_memory(struct spool* s, uint32_t* slot) {
         *slot = s->free_memory[--s->free_memory_n];
         return true;
     }
-    if (s->memory_n == MEMORY_BLOCKS || !(s->memory[s->memory_n] = pages(BLOCK))) return false;
+    if (s->memory_n == MEMORY_BLOCKS + s->reserve || !(s->memory[s->memory_n] = pages(BLOCK))) return false;
     *slot = s->memory_n++;
     return true;
 }
@@ -176,7 +178,7 @@ static bool take_memory(struct spool* s, uint32_t* slot) {
 static bool secure(struct spool* s) {
     if (s->runs_n >= MAX_RUNS) return false;
     if (s->end / BLOCK < s->next_block) return true;
-    if (s->next_block - s->first_block >= s->cap_blocks) return false;
+    if (s->next_block - s->first_block >= s->cap_blocks + s->reserve) return false;
     uint32_t slot;
     if (s->next_block == s->first_block && s->free_memory_n > 0) {
         slot = s->free_memory[--s->free_memory_n];
@@ -188,6 +190,14 @@ static bool secure(struct spool* s) {
     if (s->next_block == s->first_block) s->first_block = s->next_block = s->end / BLOCK;
     s->where[s->next_block++ % MAX_BLOCKS] = slot;
     return true;
+}
+
+void spool_open_reserve(struct spool* s) {
+    s->reserve = RESERVE_BLOCKS;
+}
+
+void spool_lose(struct spool* s, uint64_t n) {
+    s->dropped += n;
 }
 
 bool spool_has_room(struct spool* s) {

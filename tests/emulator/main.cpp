@@ -15,6 +15,7 @@
 #include <boost/program_options.hpp>
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <csignal>
 #include <fstream>
@@ -259,6 +260,7 @@ int main(int argc, char** argv) {
         if (!given) return 0;
         auto launcher_socket = cell::fork_launcher(argc, argv);
         const int code = run(*given, std::move(launcher_socket));
+        ::wait(nullptr); // for the launcher, which has seen its socket end
         for (const auto& entry : fs::directory_iterator(given->data))
             if (entry.path().filename().string().starts_with("sandbox-"))
                 cloud::remove_tree(entry.path());

@@ -37,6 +37,7 @@ exec_fsm::steps exec_fsm::begin() { return {{action::acquire}}; }
 exec_fsm::steps exec_fsm::finish(exec_exit exit) {
     phase_ = phase::done;
     exit_ = std::move(exit);
+    exit_.kill_unconfirmed = exit_.kill_unconfirmed || exit_.reason == exit_reason::lost;
     return {{action::finish}};
 }
 
@@ -110,16 +111,22 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         if (++wrong_states_ > limits_.wrong_state) {
             return fail_unstarted(std::move(error));
         }
+        unreachable_since_.reset();
+        refused_since_.reset();
         phase_ = phase::acquiring;
         return {{action::release_bad}};
     case kind::unreachable:
     case kind::rate_limited:
     case kind::cap_reached: {
-        if (!trouble_since_) {
-            trouble_since_ = now;
+        const bool unreachable = failure.kind == kind::unreachable;
+        if (!unreachable) {
+            unreachable_since_.reset(); // any answer ends that row
         }
-        const milliseconds patience = failure.kind == kind::unreachable ? limits_.unreachable : limits_.refused;
-        if (now - *trouble_since_ >= patience) {
+        std::optional<milliseconds>& since = unreachable ? unreachable_since_ : refused_since_;
+        if (!since) {
+            since = now;
+        }
+        if (now - *since >= (unreachable ? limits_.unreachable : limits_.refused)) {
             return fail_unstarted(std::move(error));
         }
         milliseconds delay = retry_.next();
@@ -127,6 +134,7 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
             delay = std::max<milliseconds>(delay, *failure.retry_after);
         }
         waiting_to_send_ = true;
+        waiting_for_ = error.what() + std::string("; trying again");
         return {{action::wait, delay}};
     }
     default: return fail_unstarted(std::move(error));
@@ -279,14 +287,15 @@ exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
             return finish(ended_unstarted());
         }
         // Its processes can be found only once there are any: the answer is a moment away, but not waited for long.
-        signal_ = signal;
         if (std::exchange(cancel_wanted_, true)) {
+            signal_ = std::max(signal_, signal);
             return {};
         }
+        signal_ = signal;
         return {{action::linger, limits_.answer}};
     case phase::running: signal_ = signal; return end(exit_reason::cancelled);
     case phase::ending:
-        if (signal == kill_signal::kill && signal_ != kill_signal::kill) {
+        if (signal > signal_) {
             signal_ = signal;
             return kill_again();
         }

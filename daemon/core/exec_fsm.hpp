@@ -35,7 +35,7 @@ struct exec_exit {
     started ran = started::unknown;
     std::string message; // for people; empty when there is nothing to say
     std::optional<rpc_error> error;
-    bool kill_unconfirmed = false; // timed out or cancelled, but its processes may still be running
+    bool kill_unconfirmed = false; // lost, or its processes may have survived the time-out or cancel
 };
 
 struct exec_limits {
@@ -91,6 +91,8 @@ public:
     bool running() const noexcept { return phase_ == phase::running; }
     bool ending() const noexcept { return phase_ == phase::ending; }
     kill_signal signal() const noexcept { return signal_; }
+    // Told to wait, it is this that is waited for, for people.
+    const std::string& waiting_for() const noexcept { return waiting_for_; }
     const exec_exit& exit() const noexcept { return exit_; } // valid once done
 
 private:
@@ -117,9 +119,11 @@ private:
     bool kill_confirmed_ = false; // by the last of them
     bool killed_twice_ = false;
     bool waiting_to_send_ = false;
+    std::string waiting_for_;
     std::string unconfirmed_;
     int wrong_states_ = 0;
-    std::optional<milliseconds> trouble_since_;
+    std::optional<milliseconds> refused_since_;
+    std::optional<milliseconds> unreachable_since_;
     backoff retry_{milliseconds(250), milliseconds(5'000)};
 };
 

@@ -93,7 +93,10 @@ void session::perform(const core::exec_fsm::step& step) {
     case action::send: spawn(send()); break;
     case action::read: spawn(read()); break;
     case action::kill: spawn(kill()); break;
-    case action::wait: after(pause_, step.delay, &session::waited); break;
+    case action::wait:
+        tell_progress({core::life_state::running, fsm_.waiting_for(), elapsed()});
+        after(pause_, step.delay, &session::waited);
+        break;
     case action::linger: after(linger_, step.delay, &session::lingered); break;
     case action::arm:
         if (request_.timeout) {
@@ -134,11 +137,7 @@ void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay, 
 }
 
 asio::awaitable<void> session::acquire() {
-    const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
-        if (const std::shared_ptr<subscriber> listener = self->subscriber_.lock()) {
-            listener->on_progress(self->key(), news);
-        }
-    };
+    const auto progress = [self = shared_from_this()](const sandbox::progress& news) { self->tell_progress(news); };
     std::optional<rpc_error> refused;
     try {
         lease_ = co_await manager_.acquire(request_.key, request_.want, request_.exec_id, progress);
@@ -334,6 +333,12 @@ bool session::acknowledge(std::uint64_t offset) {
         ready();
     }
     return true;
+}
+
+void session::tell_progress(const sandbox::progress& news) {
+    if (const std::shared_ptr<subscriber> listener = subscriber_.lock()) {
+        listener->on_progress(key(), news);
+    }
 }
 
 void session::ready() {

@@ -101,6 +101,7 @@ private:
     boost::asio::awaitable<std::string> kill_all(core::kill_signal signal); // empty: confirmed; else why not
     boost::asio::awaitable<std::string> run_kill_command(core::kill_signal signal);
     void ready();
+    void tell_progress(const sandbox::progress& news);
 
     void waited() { apply(fsm_.on_waited()); }
     void lingered() { apply(fsm_.on_lingered()); }

@@ -9,6 +9,12 @@
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
 
+namespace {
+
+constexpr std::chrono::seconds progress_period{1}; // at most so often the same is told again
+
+} // namespace
+
 lease::lease(std::shared_ptr<entry> held, ensured how, std::string exec_id, std::function<void()> on_release)
     : entry_(std::move(held)), how_(how), exec_id_(std::move(exec_id)), on_release_(std::move(on_release)) {
     entry_->leases.push_back(exec_id_);
@@ -158,10 +164,12 @@ asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared
                                         progress_callback on_progress) {
     const std::chrono::milliseconds since = now();
     std::string said;
+    std::chrono::milliseconds said_at = since;
     while (!op->done) {
-        if (on_progress && op->doing != said) {
+        if (on_progress && (op->doing != said || now() - said_at >= progress_period)) {
             said = op->doing;
-            on_progress({each->record.state, said, now() - since});
+            said_at = now();
+            on_progress({each->record.state, said, said_at - since});
         }
         co_await each->changed.wait();
     }

@@ -115,7 +115,7 @@ private:
         } else if (errno != EINTR && errno != EAGAIN) {
             // Without a reader a command here would be ended by SIGPIPE; so is that one.
             if (errno != EPIPE) {
-                say("cannot write its output: " + std::generic_category().message(errno));
+                unwritten_ = "cannot write its output: " + std::generic_category().message(errno);
             }
             output_.close(to);
             cancel();
@@ -191,8 +191,9 @@ private:
         const std::string_view reason = text_of(end, "reason");
         const auto generation = integer_of(end, "generation").value_or(0);
         if (flag_of(end, "recreated") && generation > 1) {
-            say("the sandbox was started anew for this command: of what was there before, only "
-                "/workspace is left");
+            say("the sandbox was started anew for this command: processes and all outside "
+                "/workspace "
+                "are gone");
         }
         const auto dropped =
             static_cast<std::uint64_t>(integer_of(end, "dropped_bytes").value_or(0));
@@ -200,6 +201,7 @@ private:
             say(std::to_string(missing) + " bytes of its output are missing");
         }
         const std::string message(text_of(end, "message"));
+        if (!unwritten_.empty()) throw failure(exit_code::failed, unwritten_);
         if (reason == "exited") {
             if (!message.empty()) say(message);
             return exit_status(integer_of(end, "returncode").value_or(255));
@@ -256,6 +258,7 @@ private:
     std::optional<json::object> exit_; // the params of exec.exit
     int interrupts_ = 0;
     bool left_ = false;
+    std::string unwritten_; // why output could not be written, other than for want of a reader
     bool progress_shown_ = false;
 };
 

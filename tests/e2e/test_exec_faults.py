@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.emulator import Emulator, wait_until
-from support.rpc import DEFAULT_KEY, Exit, Peer
+from support.rpc import Exit, Peer
 from support.scenes import CREATE, EXEC, START, living, only_id, processes, workspace
 
 LINE = "echo x >>/workspace/n; echo out; exit 3"
@@ -160,7 +160,10 @@ def test_too_many_requests_are_waited_out(warm: Peer, emulator: Emulator, body: 
     """cases.md 16."""
     emulator.fault_exec({"status": 429, "body": body, "headers": headers}, times=2 if least_s < 1 else 1)
     begun = time.monotonic()
-    assert_ran(warm.sh(LINE))
+    exec_id = warm.start("/bin/sh", "-c", LINE)
+    told = warm.notification("sandbox.progress", state="running")  # why nothing happens
+    assert "429" in told["text"] and "<html>" not in told["text"]
+    assert_ran(warm.finish(exec_id))
     assert least_s <= time.monotonic() - begun < least_s + 5
     assert lines(emulator) == 1
 

@@ -171,6 +171,7 @@ static void print_runs(const uint32_t* runs, uint64_t count, const uint8_t* byte
             off[stream] += part;
             bytes += part;
             n -= part;
+            if (how->max_bytes && frame_bytes() >= how->max_bytes) more("bytes");
         }
     }
 }

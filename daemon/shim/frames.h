@@ -33,8 +33,10 @@
 //     --cleanup PATH       remove that file when the command has ended (up to 4 times)
 //     --raw                ARGV is taken as it is; without it each element is percent-decoded
 //     --spool-cap BYTES    most output kept; default 268435456; in blocks of 64 KiB, at least one
-//     --spool-grace-ms N   a full spool blocks the command; one that nobody has followed for so
-//                          long gives up its oldest bytes instead; default 3600000
+//     --spool-grace-ms N   a full spool blocks the command; one that has been full for so long
+//                          without a new `follow` or `ack` gives up its oldest bytes instead;
+//                          default 3600000. Whoever holds back because its reader is slow repeats
+//                          its `ack` before that.
 //     --linger-s N         how long the output of an ended command waits for its `ack --done`;
 //                          the claim, with the outcome, stays after that; default 86400
 //     --mark PATH          the hello tells the content of this small file as it is before the
@@ -129,7 +131,8 @@
 //         least so many processes of the command live on (0 = none). output=gone: the runner died
 //         after the end; what had not been sent before is lost (a gap frame came before).
 //     more why=seconds|bytes|superseded pos=POS
-//         Not the end: `follow` from POS. superseded: a newer run or follow of this id took over.
+//         Not the end: `follow` from POS. Several calls may follow one id at once. superseded: an
+//         `ack` went beyond what this one had been given, so another one is the daemon's.
 //     lost claim=none|claimed|started|exited started=no|unknown|yes boot=same|other|- code=N|-
 //          signal=N|-
 //         There is no runner. claimed: it died before the command was started; nothing has run and

@@ -10,8 +10,8 @@
 // process is left. What comes after the end, from processes that live on, is read and thrown away,
 // slowly: they must neither block nor die of SIGPIPE, and `yes &` must not cost a processor.
 //
-// One follower at a time: the newest. Bytes are released when the daemon has acknowledged them
-// *and* the follower has printed them, because it reads the spool's file itself.
+// Bytes are released when the daemon has acknowledged them *and* no follower holds them: followers
+// read the spool's file themselves. A follower that the daemon has overtaken is ended.
 #include "feed.h"
 #include "shim.h"
 
@@ -40,7 +40,7 @@ struct connection {
     bool waits_kill;
     enum wire_was was;   // what the kill met
     uint64_t waits_feed; // position of stdin, 0 = not waiting
-    uint64_t printed;    // a follower's: what it holds of the spool begins here
+    uint64_t printed; // a follower's: unless it is waiting, it holds the bytes from here to at.pos
     struct cursor at;
 };
 
@@ -73,7 +73,8 @@ static struct {
         bool last;
     } drain;
 
-    uint64_t attended_at, acked, late_at, forget_at;
+    uint64_t full_since, acked, late_at, forget_at;
+    bool dropping; // full for too long, and nobody has cared
     bool forgotten;
     struct tree tree;
     struct connection connections[CONNECTIONS];
@@ -83,16 +84,10 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static struct connection* follower(void) {
-    for (int i = 0; i < CONNECTIONS; ++i)
-        if (r.connections[i].fd >= 0 && r.connections[i].follower) return &r.connections[i];
-    return NULL;
-}
-
 static void drop(struct connection* c) {
     close(c->fd);
     c->fd = -1;
-    if (c->follower) r.attended_at = now_ns();
+    c->follower = false;
 }
 
 static void answer(struct connection* c, enum wire_type type, const uint64_t* v, unsigned count,
@@ -138,17 +133,46 @@ static void serve(struct connection* c) {
     c->waiting = false;
 }
 
+static void serve_all(void) {
+    for (int i = 0; i < CONNECTIONS; ++i)
+        if (r.connections[i].follower) serve(&r.connections[i]);
+}
+
+// Ends a follower that obstructs: it holds bytes that have to go, and is of no use to anybody.
+static void supersede(struct connection* c) {
+    answer(c, wire_superseded, NULL, 0, NULL, 0);
+    if (c->fd >= 0) drop(c);
+}
+
 static void release(void) {
-    const struct connection* c = follower();
-    spool_release(r.spool, c ? earlier(r.acked, c->printed) : r.acked);
+    uint64_t upto = r.acked;
+    for (int i = 0; i < CONNECTIONS; ++i) {
+        struct connection* c = &r.connections[i];
+        if (!c->follower || c->waiting) continue;
+        // The daemon has more than this one was ever given: it has it from another one.
+        if (r.acked > c->at.pos)
+            supersede(c);
+        else
+            upto = earlier(upto, c->printed);
+    }
+    spool_release(r.spool, upto);
+}
+
+static void drop_oldest(void) {
+    const uint64_t before = spool_start(r.spool);
+    for (int i = 0; i < CONNECTIONS; ++i) {
+        struct connection* c = &r.connections[i];
+        if (c->follower && !c->waiting && c->printed < before + 2 * BLOCK) supersede(c);
+    }
+    spool_drop_oldest(r.spool);
+}
+
+static void attended(void) {
+    r.full_since = 0;
+    r.dropping = false;
 }
 
 static void attach(struct connection* c, uint64_t from) {
-    struct connection* old = follower();
-    if (old && old != c) {
-        answer(old, wire_superseded, NULL, 0, NULL, 0);
-        if (old->fd >= 0) drop(old);
-    }
     if (from > spool_end(r.spool)) {
         refuse(c, EINVAL, "bad_offset", "FROM");
         return;
@@ -160,6 +184,7 @@ static void attach(struct connection* c, uint64_t from) {
     }
     c->follower = c->waiting = true;
     c->printed = from;
+    attended();
     const uint64_t v[] = {0, from, c->at.off[0], c->at.off[1]};
     answer(c, wire_state, v, 4, NULL, 0);
 }
@@ -195,8 +220,7 @@ static void write_claim(enum phase phase) {
 static void end_now(enum phase phase) {
     r.phase = ended;
     describe_end();
-    struct connection* c = follower();
-    if (c) serve(c); // the answer first: it is what somebody waits for
+    serve_all(); // the answer first: it is what somebody waits for
     write_claim(phase);
     for (int i = 0; i < 4; ++i)
         if (r.order->cleanup[i]) unlink(r.order->cleanup[i]);
@@ -427,7 +451,8 @@ static void tell_status(struct connection* c) {
     const char* reason = r.phase == running ? "" : reason_names[r.outcome.reason];
     memcpy(reply.reason, reason, strlen(reason));
     reply.descendants = (uint32_t)r.tree.n;
-    reply.followed = follower() != NULL;
+    for (int i = 0; i < CONNECTIONS; ++i)
+        reply.followed |= r.connections[i].follower;
     reply.age_ms = r.started_at ? (now_ns() - r.started_at) / MS : 0;
     reply.pos = spool_end(r.spool);
     reply.start = spool_start(r.spool);
@@ -436,13 +461,14 @@ static void tell_status(struct connection* c) {
 
 static void acknowledge_here(struct connection* c, uint64_t pos, bool done) {
     if (pos > r.acked) r.acked = pos;
+    attended();
     if (done && r.phase == ended) {
         if (!r.forgotten) claim_remove(r.order->id);
         r.forgotten = true;
     }
     release();
-    struct connection* f = follower();
-    if (f) f->told_full = false;
+    for (int i = 0; i < CONNECTIONS; ++i)
+        r.connections[i].told_full = false;
     const uint64_t v[] = {r.forgotten};
     answer(c, wire_acked, v, 1, NULL, 0);
 }
@@ -555,13 +581,17 @@ static void turn(void) {
 
     const bool taking = r.phase != ended;
     bool room = !taking || spool_has_room(r.spool);
-    if (!room && !follower() && now >= r.attended_at + r.order->spool_grace_ms * MS) {
-        spool_drop_oldest(r.spool);
-        room = spool_has_room(r.spool);
-    }
+    const uint64_t grace = r.order->spool_grace_ms * MS;
+    if (room && !r.dropping) r.full_since = 0;
     if (!room) {
-        wake = earlier(wake, now + 1000 * MS); // the disk may have room again
-        if (!follower()) wake = earlier(wake, r.attended_at + r.order->spool_grace_ms * MS);
+        if (!r.full_since) r.full_since = now;
+        if (now >= r.full_since + grace) r.dropping = true;
+        if (r.dropping) {
+            drop_oldest();
+            room = spool_has_room(r.spool);
+        }
+        // Also because the disk may have room again.
+        if (!room) wake = earlier(now + 1000 * MS, r.full_since + grace);
     }
     const bool throttled = r.phase == ended && now < r.late_at;
     if (throttled && !at_eof()) wake = earlier(wake, r.late_at);
@@ -626,8 +656,7 @@ static void turn(void) {
     if (r.phase == ended && now >= r.forget_at)
         r.forgotten = true; // the claim stays and tells the outcome
     if (r.phase == ended && r.forgotten) spool_release(r.spool, UINT64_MAX);
-    struct connection* c = follower();
-    if (c) serve(c);
+    serve_all();
 }
 
 static _Noreturn void reject(struct connection* own, enum wire_type type) {
@@ -728,7 +757,6 @@ void runner(const struct order* order, int own_fd) {
     own->follower = own->waiting = true;
     const uint64_t v[] = {1, 0, 0, 0};
     answer(own, wire_state, v, 4, NULL, 0);
-    r.attended_at = now_ns();
     start(own, 0);
     if (chdir("/") != 0) {
         // Only to hold no directory busy.

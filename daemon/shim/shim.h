@@ -226,8 +226,8 @@ enum { spool_full = -1000 };
 // read, else -errno.
 ssize_t spool_take(struct spool* spool, int fd, int stream, size_t most);
 bool spool_has_room(struct spool* spool);
-// From now on a little more than the cap is kept: the command has ended, and what its pipes hold must
-// not wait for an acknowledgement.
+// From now on a little more than the cap is kept: the command has ended, and what its pipes hold
+// must not wait for an acknowledgement.
 void spool_open_reserve(struct spool* spool);
 void spool_lose(struct spool* spool, uint64_t n); // counts bytes that were never taken as dropped
 uint64_t spool_start(const struct spool* spool);

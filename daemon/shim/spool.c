@@ -169,7 +169,8 @@ static bool take_memory(struct spool* s, uint32_t* slot) {
         *slot = s->free_memory[--s->free_memory_n];
         return true;
     }
-    if (s->memory_n == MEMORY_BLOCKS + s->reserve || !(s->memory[s->memory_n] = pages(BLOCK))) return false;
+    if (s->memory_n == MEMORY_BLOCKS + s->reserve || !(s->memory[s->memory_n] = pages(BLOCK)))
+        return false;
     *slot = s->memory_n++;
     return true;
 }

@@ -17,7 +17,7 @@ from shim_box import Box, Emulator  # noqa: E402
 
 @pytest.fixture(scope="session")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    with Emulator(tmp_path_factory.mktemp("shim"), boot_ms=0, max_active=100, scratch_mb=2048) as made:
+    with Emulator(tmp_path_factory.mktemp("shim"), boot_ms=0, max_active=100, scratch_mb=256) as made:
         yield made
 
 

@@ -84,12 +84,12 @@ class Box:
         wait_until(lambda: self.ps().get(id, {}).get("state") == "running", f"{id} runs")
 
 
-def read_text(stream: Stream, stop_after: int | None = None) -> str:
-    """The stdout of an open call, whole or at least `stop_after` characters of it."""
+def read_text(stream: Stream, stop_after: int | None = None, until: str | None = None) -> str:
+    """The stdout of an open call: whole, or at least `stop_after` characters of it, or up to where `until` is in it."""
     text = ""
     for line in stream:
         text += line.get("stdout", "")
-        if stop_after is not None and len(text) >= stop_after:
+        if (stop_after is not None and len(text) >= stop_after) or (until is not None and until in text):
             break
     return text
 

@@ -7,14 +7,31 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <thread>
 
 namespace sandboxd::sys {
 namespace {
 
+// 0: none is there, or that process is no more.
 pid_t recorded_pid(int fd) {
     char text[24] = {};
-    return ::pread(fd, text, sizeof text - 1, 0) > 0 ? static_cast<pid_t>(std::atol(text)) : 0;
+    const pid_t pid =
+        ::pread(fd, text, sizeof text - 1, 0) > 0 ? static_cast<pid_t>(std::atol(text)) : 0;
+    return pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM) ? pid : 0;
+}
+
+// Between taking the lock and writing its pid the owner is another process than the file says, or
+// none: a moment later it is known.
+pid_t owner_of(int fd) {
+    for (int looks = 0; looks < 20; ++looks) {
+        if (const pid_t pid = recorded_pid(fd); pid != 0) return pid;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return 0;
 }
 
 bool still_there(int fd, const std::filesystem::path& file) {
@@ -35,7 +52,7 @@ instance_lock::instance_lock(const std::filesystem::path& state_dir) {
         while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
             if (errno == EINTR) continue;
             if (errno != EWOULDBLOCK) throw_errno("cannot lock " + file.string());
-            const pid_t owner = recorded_pid(fd.get());
+            const pid_t owner = owner_of(fd.get());
             throw already_running("another daemon " +
                                       (owner > 0 ? "(pid " + std::to_string(owner) + ") " : "") +
                                       "owns " + state_dir.string(),

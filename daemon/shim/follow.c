@@ -293,6 +293,25 @@ static void handle(int sock, const struct wire* head, const uint8_t* payload, si
     }
 }
 
+static _Noreturn void connection_lost(bool own, bool said_hello) {
+    int again;
+    const int error = wire_connect(how->id, &again);
+    if (!error && said_hello) more("superseded"); // the runner lives: it has only let go of us
+    if (!error) {
+        pos = how->from;
+        hello_of("none");
+        acknowledge_others();
+        fail("socket_failed", EBUSY, "attach", false);
+    }
+    struct claim claim;
+    if (own && !said_hello && claim_read(how->id, &claim) == ENOENT) {
+        hello_of("none");
+        acknowledge_others();
+        fail("runner_died", 0, "start", true);
+    }
+    tell_by_claim(said_hello);
+}
+
 void follow(const struct follow_options* options, int sock, bool own) {
     static uint8_t payload[WIRE_PAYLOAD];
     how = options;
@@ -326,18 +345,7 @@ void follow(const struct follow_options* options, int sock, bool own) {
             size_t n = 0;
             int fd;
             const int error = wire_receive(sock, &head, payload, sizeof payload, &n, &fd);
-            if (error == EPIPE) {
-                if (own && !said_hello) {
-                    // It died before it had the claim, or just after: the file knows.
-                    struct claim claim;
-                    if (claim_read(how->id, &claim) == ENOENT) {
-                        hello_of("none");
-                        acknowledge_others();
-                        fail("runner_died", 0, "start", true);
-                    }
-                }
-                tell_by_claim(said_hello);
-            }
+            if (error == EPIPE) connection_lost(own, said_hello);
             if (error) fail("protocol", error, "receive", false);
             if (own && (head.type == wire_taken || head.type == wire_found)) {
                 close(sock);

@@ -305,6 +305,7 @@ static _Noreturn void main_ack(struct words* w) {
 
 int main(int argc, char** argv) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); // ignored, as we may have inherited it, it would swallow exit codes
     facts_gather();
     struct words words = {argc, 1, argv};
     const char* verb = next(&words);

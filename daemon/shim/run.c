@@ -42,8 +42,11 @@ static _Noreturn void become_runner(const struct birth* birth, pid_t middle) {
         if (null >= 0 && null != fd) dup2(null, fd);
     if (null > 2) close(null);
     keep_only(birth->runners_end);
-    while (getppid() == middle)
-        nanosleep(&(struct timespec){0, 20000}, NULL);
+    for (int tries = 0; getppid() == middle; ++tries)
+        if (tries < 1000)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
     runner(birth->order, birth->runners_end);
 }
 

@@ -35,6 +35,7 @@ struct spool {
     uint64_t start, end; // kept positions
     uint64_t off_start[2], off_end[2];
     uint64_t dropped;
+    uint64_t portion; // most that is sent at once
     uint64_t cap_blocks;
     uint32_t reserve; // blocks in memory on top of everything, for the last output
 
@@ -70,6 +71,7 @@ struct spool* spool_make(uint64_t cap) {
     spool.cap_blocks = cap / BLOCK < 1                ? 1
                        : cap / BLOCK > MAX_BLOCKS - 2 ? MAX_BLOCKS - 2
                                                       : cap / BLOCK;
+    spool.portion = WIRE_SEGMENTS * BLOCK;
     spool.file = -1;
     spool.memory[0] = first_block;
     spool.free_memory_n = spool.memory_n = 1; // slot 0
@@ -327,12 +329,14 @@ int spool_send(struct spool* s, struct cursor* at, int sock, bool* file_passed) 
     struct segment segments[WIRE_SEGMENTS];
     // What is contiguous of one kind: the rest of a block in memory, or blocks in the file.
     uint64_t until = at->pos;
+    const uint64_t limit_pos = at->pos + s->portion;
     uint32_t segment_n = 0;
     const uint8_t* inline_bytes = NULL;
-    while (until < s->end && segment_n < WIRE_SEGMENTS) {
+    while (until < s->end && until < limit_pos && segment_n < WIRE_SEGMENTS) {
         const uint32_t slot = s->where[until / BLOCK % MAX_BLOCKS];
         uint64_t next = (until / BLOCK + 1) * BLOCK;
         if (next > s->end) next = s->end;
+        if (next > limit_pos) next = limit_pos;
         if (!(slot & IN_FILE)) {
             if (segment_n > 0) break;
             inline_bytes = s->memory[slot] + until % BLOCK;
@@ -385,6 +389,10 @@ int spool_send(struct spool* s, struct cursor* at, int sock, bool* file_passed) 
     const bool pass = segment_n > 0 && !*file_passed;
     const int error = wire_send(sock, wire_data, v, 8, spool_half_full(s) ? 1 : 0, payload, n,
                                 pass ? s->file : -1);
+    if (error == EMSGSIZE && s->portion > 1024) {
+        s->portion = s->portion > BLOCK ? BLOCK / 2 : s->portion / 2; // small socket buffers
+        return spool_send(s, at, sock, file_passed);
+    }
     if (error) return error;
     if (pass) *file_passed = true;
     *at = moved;

@@ -68,7 +68,7 @@ def test_late_output_neither_kills_nor_blocks_its_writer(box: Box) -> None:
 
 def test_yes_in_the_background_never_runs_dry_and_costs_little(box: Box) -> None:
     seconds, made = took(box, "yes & echo ok", id="x")
-    assert seconds < 2 and b"ok\n" in made.out and len(made.out) < 20 << 20
+    assert seconds < 2 and b"ok\n" in made.out and len(made.out) < 10 << 20
     ticks = "cat /proc/$(pgrep -x yes)/stat /proc/$(pgrep -x deepinfrad)/stat | awk '{s += $14 + $15} END {print s}'"
     before = int(box.plain(ticks))
     time.sleep(1)
@@ -94,7 +94,7 @@ def test_the_deadline_ends_the_tree_and_keeps_the_output(box: Box) -> None:
 
 def test_the_deadline_holds_under_a_flood(box: Box) -> None:
     begin = time.monotonic()
-    made = box.run("yes", options=("--timeout-ms", "500", "--spool-cap", "1048576", "--spool-grace-ms", "0"))
+    made = box.run("yes", options=("--timeout-ms", "500", "--spool-cap", "1048576"))
     assert time.monotonic() - begin < 3 and made.exit["reason"] == "timed_out"
 
 

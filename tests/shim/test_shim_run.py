@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from shim_box import HOME, PATH, Box, b64
+from shim_box import HOME, PATH, Box, b64, read_text
+from shim_frames import parse
 
 
 def test_probe_finds_a_usable_platform(box: Box) -> None:
@@ -214,3 +215,48 @@ def test_stdin_of_every_kind(box: Box) -> None:
         made = box.run("sha256sum", options=("--stdin", "data:" + b64(data)))
         assert made.out.split()[0].decode() == hashlib.sha256(data).hexdigest()
     assert box.run("true", options=("--stdin", "data:" + b64(b"x" * 90000))).exit.number("code") == 0
+
+
+def test_what_the_platform_ignores_is_not_inherited(box: Box) -> None:
+    """A platform that ignores SIGCHLD and others, blocks some, and leaves descriptors open."""
+    script = ("import os, signal, sys; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 13, 15, 17)]; signal.pthread_sigmask(signal.SIG_BLOCK, [10, 15]);"
+              "[os.dup2(1, n, True) for n in (3, 7, 50)]; os.execv(sys.argv[1], sys.argv[1:])")
+    answer = box.emulator.exec(box.id, "python3", "-c", script, PATH, "run", "x", "--", "sh", "-c", "cat /proc/self/status | grep -E '^Sig(Blk|Ign)'; echo $(ls /proc/self/fd); exit 7")
+    made = parse(answer.text())
+    assert made.out.decode().split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "0", "1", "2", "3"]
+    assert made.exit.number("code") == 7
+    assert box.plain("ls /proc/$(pgrep -x deepinfrad)/fd | wc -l").strip() <= "6"
+
+
+def test_nonsense_on_the_socket_disturbs_nothing(box: Box) -> None:
+    """Processes of the sandbox can reach the socket: garbage, huge numbers, other ids, many connections."""
+    script = r"""
+import random, re, socket, struct, time
+name = [line.split("@")[1].strip() for line in open("/proc/net/unix") if "@deepinfra-shim/1/" in line][0]
+chance = random.Random(1)
+held = []
+for number in range(400):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.connect("\0" + name)
+    for _ in range(chance.randint(0, 3)):
+        kind = chance.choice([1, 2, 3, 5, 6, 7, 32, 35, 65535])
+        values = [chance.choice([0, 1, 7, 2**31, 2**63, 2**64 - 1, chance.getrandbits(64)]) for _ in range(8)]
+        head = struct.pack("=IHHiI8Q", 0x78736453, chance.choice([1, 1, 1, 2]), kind, 0, 0, *values)
+        rest = chance.choice([b"", b"x\0\0", b"y\0\0", b"x", chance.randbytes(chance.randint(0, 600))])
+        try:
+            one.send(chance.choice([head + rest] * 4 + [head[:chance.randint(1, 79)], chance.randbytes(100)]))
+        except OSError:
+            break
+    held.append(one)
+    if len(held) > 50: held.pop(0).close()
+"""
+    with box.open("run", "x", "--", "sh", "-c", "echo begun; while ! test -e /workspace/go; do sleep 0.05; done; seq 1 1000") as stream:
+        assert "begun" in read_text(stream, until="begun")
+        box.emulator.put(box.id, "/workspace/nonsense.py", script.encode())
+        assert box.plain("python3 /workspace/nonsense.py 2>&1; echo ok") == "ok\n"
+        assert box.ps()["x"]["state"] == "running"
+        box.plain("touch /workspace/go")
+        read_text(stream)
+    made = box.follow("x")
+    assert made.exit["reason"] == "exited" and made.exit.number("code") == 0
+    assert made.named("gap") or made.out.endswith(b"\n1000\n")

@@ -1,7 +1,6 @@
 #include "core/attached_command.hpp"
 
 #include "base/base64.hpp"
-#include "base/error.hpp"
 #include "core/utf8.hpp"
 
 #include <algorithm>
@@ -64,39 +63,11 @@ std::string octal_escaped(std::string_view bytes) {
     return out;
 }
 
-void check_no_nul(std::string_view bytes, std::string_view what) {
-    if (bytes.find('\0') != std::string_view::npos) {
-        throw rpc_error(error_name::invalid_params,
-                        std::string(what) + " holds a NUL byte, which no program can be given");
-    }
-}
-
-void check_spec(const command_spec& spec) {
-    check_no_nul(spec.cwd, "cwd");
-    if (spec.script) {
-        check_no_nul(*spec.script, "script");
-    }
-    for (const std::string& each : spec.argv) {
-        check_no_nul(each, "argv");
-    }
-    for (const auto& [name, value] : spec.env) {
-        check_no_nul(name, "env");
-        check_no_nul(value, "env");
-        if (name.empty() || name.find('=') != std::string::npos) {
-            throw rpc_error(error_name::invalid_params, "'" + name + "' cannot be the name of an environment variable");
-        }
-    }
-}
-
-std::string upload_path(std::string_view kind, const std::string& exec_id) {
-    return "/workspace/.deepinfra-sandboxd/" + std::string(kind) + "-" + exec_id;
-}
-
 } // namespace
 
-attached_command build_attached(const command_spec& spec, const std::string& exec_id) {
+prepared_command build_attached(const command_spec& spec, const std::string& exec_id) {
     check_spec(spec);
-    attached_command built;
+    prepared_command built;
     std::vector<std::string> args{spec.cwd.empty() ? "/workspace" : spec.cwd, spec.merge_output ? "1" : "0"};
 
     if (!spec.stdin_data || spec.stdin_data->empty()) {
@@ -124,8 +95,7 @@ attached_command build_attached(const command_spec& spec, const std::string& exe
     } else {
         const std::string path = upload_path("script", exec_id);
         built.uploads.push_back({path, *spec.script});
-        args.insert(args.end(), {"bash", "-c", "exec 3<\"$1\" && rm -f -- \"$1\" && shift && exec bash \"$@\" /dev/fd/3",
-                                 "bash", path});
+        args.insert(args.end(), {"bash", "-c", std::string(script_file_runner), "bash", path});
         if (spec.login) {
             args.push_back("-l");
         }
@@ -136,13 +106,8 @@ attached_command build_attached(const command_spec& spec, const std::string& exe
                   "deepinfra-sandboxd"};
     for (std::string& each : args) {
         built.argv.push_back(all_text ? std::move(each) : octal_escaped(each));
-        if (built.argv.back().size() > max_argument) {
-            throw rpc_error(error_name::argument_too_long,
-                            "an argument or environment value of " + std::to_string(built.argv.back().size()) +
-                                " bytes is over the kernel's limit of " + std::to_string(max_argument) +
-                                "; nothing has run");
-        }
     }
+    check_lengths(built.argv);
     return built;
 }
 

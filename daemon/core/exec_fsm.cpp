@@ -267,6 +267,13 @@ exec_fsm::steps exec_fsm::on_cut(const cloud::failure& why) {
     return finish(std::move(exit));
 }
 
+exec_fsm::steps exec_fsm::on_verdict(exec_exit exit) {
+    if (phase_ == phase::running) {
+        return finish(std::move(exit));
+    }
+    return phase_ == phase::ending ? on_stream_over() : steps{};
+}
+
 exec_fsm::steps exec_fsm::end(exit_reason why) {
     phase_ = phase::ending;
     ending_as_ = why;

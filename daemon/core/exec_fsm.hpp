@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "cloud/failure.hpp"
-#include "core/attached_command.hpp"
+#include "core/command.hpp"
 #include "core/backoff.hpp"
 
 #include <cstdint>
@@ -78,6 +78,7 @@ public:
     steps on_exited(int returncode);
     steps on_refused(std::string message);                               // the stream's {"error": ...} line
     steps on_cut(const cloud::failure& why);                             // the stream ended without a terminal line
+    steps on_verdict(exec_exit exit);                                    // the in-sandbox runner's own word
     steps on_cancel(kill_signal signal);                                 // a second one counts only if it is sharper
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why);

@@ -24,11 +24,20 @@ void output_queue::push(output_stream stream, std::string_view bytes) {
         return;
     }
     queued_ += bytes.size();
-    if (!chunks_.empty() && chunks_.back().stream == stream && chunks_.back().bytes.size() + bytes.size() <= join_below) {
+    if (!chunks_.empty() && chunks_.back().stream == stream && chunks_.back().offset + chunks_.back().bytes.size() == at &&
+        chunks_.back().bytes.size() + bytes.size() <= join_below) {
         chunks_.back().bytes += bytes;
         return;
     }
     chunks_.push_back({stream, at, std::string(bytes)});
+}
+
+void output_queue::skip_to(output_stream stream, std::uint64_t offset) {
+    std::uint64_t& expected = offsets_[stream == output_stream::err ? 1 : 0];
+    if (offset > expected) {
+        dropped_ += offset - expected;
+        expected = offset;
+    }
 }
 
 std::optional<output_chunk> output_queue::take(std::size_t most) {

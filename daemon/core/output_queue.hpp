@@ -32,6 +32,8 @@ public:
     explicit output_queue(std::size_t window) noexcept : window_(window) {}
 
     void push(output_stream stream, std::string_view bytes);
+    // What comes next in that stream is at `offset`: anything between was given up before it reached us. Never back.
+    void skip_to(output_stream stream, std::uint64_t offset);
     bool full() const noexcept { return attended_ && queued_ >= window_; }
     bool empty() const noexcept { return chunks_.empty(); }
     bool can_take() const noexcept { return !chunks_.empty() && unacknowledged() < window_; }

@@ -6,7 +6,7 @@
 namespace sandboxd::exec {
 
 registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account)
-    : executor_(std::move(executor)), manager_(manager), account_(account) {}
+    : executor_(std::move(executor)), manager_(manager), account_(account), shims_(executor_, account) {}
 
 std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscriber> subscriber) {
     const std::string id = request.exec_id;
@@ -14,7 +14,7 @@ std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscrib
         throw rpc_error(error_name::exec_id_in_use, "a command with the id '" + id + "' has been started already");
     }
     make_room();
-    auto started = std::make_shared<session>(executor_, manager_, account_, std::move(request), std::move(subscriber));
+    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, std::move(request), std::move(subscriber));
     sessions_.emplace(id, started);
     order_.push_back(id);
     ++started_;

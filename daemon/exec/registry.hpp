@@ -23,6 +23,7 @@ public:
     std::shared_ptr<session> find(const std::string& exec_id); // throws exec_not_found
     std::vector<std::shared_ptr<session>> list(const std::optional<core::sandbox_key>& key);
     std::size_t running() const;
+    const shim_keeper& shims() const noexcept { return shims_; }
     std::uint64_t started() const noexcept { return started_; }
 
     // The daemon stops: every command that has not ended is told to its client as lost or as not run.
@@ -36,6 +37,7 @@ private:
     boost::asio::any_io_executor executor_;
     sandbox::manager& manager_;
     sandbox::account& account_;
+    shim_keeper shims_;
     std::map<std::string, std::shared_ptr<session>> sessions_;
     std::deque<std::string> order_; // ids, oldest first
     std::uint64_t started_ = 0;

@@ -1,7 +1,10 @@
 #include "exec/session.hpp"
 
 #include "base/cancellation.hpp"
-#include "core/cloud_error.hpp"
+#include "core/attached_command.hpp"
+#include "core/shim_command.hpp"
+#include "exec/attached_line.hpp"
+#include "exec/shim_line.hpp"
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -21,6 +24,9 @@ namespace {
 constexpr std::chrono::seconds platform_cap{1800};  // on one command (P)
 constexpr std::chrono::seconds platform_slack{30};  // so that our own clock, not the platform's, ends a command
 constexpr std::chrono::seconds kill_patience{10};   // for the command that kills
+constexpr std::chrono::milliseconds runner_slack{300};
+constexpr std::chrono::milliseconds no_slack{0};
+constexpr std::chrono::seconds longest_follow{1500}; // the shim leaves before the platform chooses what to end
 constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
 
 std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
@@ -45,12 +51,13 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
 
 } // namespace
 
-session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account, request request,
-                 std::weak_ptr<subscriber> subscriber)
-    : executor_(executor), manager_(manager), account_(account), request_(std::move(request)),
-      command_(core::build_attached(request_.command, request_.exec_id)), subscriber_(std::move(subscriber)),
-      queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
-      ended_(executor), first_generation_(manager.generation(request_.key)), asked_at_(std::chrono::steady_clock::now()) {}
+session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
+                 shim_keeper& shims, request request, std::weak_ptr<subscriber> subscriber)
+    : executor_(executor), manager_(manager), account_(account), shims_(shims), request_(std::move(request)),
+      subscriber_(std::move(subscriber)), queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
+      ended_(executor), first_generation_(manager.generation(request_.key)), asked_at_(std::chrono::steady_clock::now()) {
+    core::check_spec(request_.command);
+}
 
 void session::start() { apply(fsm_.begin()); }
 
@@ -100,7 +107,10 @@ void session::perform(const core::exec_fsm::step& step) {
     case action::linger: after(linger_, step.delay, &session::lingered); break;
     case action::arm:
         if (request_.timeout) {
-            after(deadline_, std::min(*request_.timeout, longest_timeout), &session::deadline);
+            // The runner in the sandbox keeps the same time; ours is for when it cannot say so.
+            const bool runner = !shims_.unusable(sandbox_id_);
+            after(deadline_, std::min(*request_.timeout, longest_timeout) + (runner ? runner_slack : no_slack),
+                  &session::deadline);
         }
         break;
     case action::finish: finish(); break;
@@ -159,27 +169,49 @@ asio::awaitable<void> session::acquire() {
 }
 
 asio::awaitable<void> session::send() {
-    for (const core::upload& each : command_.uploads) {
-        const auto put = account_.observe(co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
-        if (!put.has_value()) {
-            const cloud::failure failure = put.error();
-            if (failure.effect_unknown()) {
-                apply(fsm_.on_not_sent(core::error_from(failure, "putting the command's input in place")));
-            } else {
-                apply(fsm_.on_send_failed(now(), failure));
-            }
+    for (;;) {
+        std::optional<rpc_error> impossible;
+        try {
+            line_ = make_line();
+        } catch (const rpc_error& error) {
+            impossible = error;
+        }
+        if (impossible) {
+            apply(fsm_.on_not_sent(std::move(*impossible)));
             co_return;
         }
+        const std::shared_ptr<line> opening = line_;
+        line_opened outcome = co_await opening->open();
+        if (std::holds_alternative<line_open>(outcome)) {
+            apply(fsm_.on_sent());
+            co_return;
+        }
+        if (const auto* failure = std::get_if<cloud::failure>(&outcome)) {
+            apply(fsm_.on_send_failed(now(), *failure));
+            co_return;
+        }
+        if (auto* error = std::get_if<rpc_error>(&outcome)) {
+            apply(fsm_.on_not_sent(std::move(*error)));
+            co_return;
+        }
+        shims_.set_unusable(sandbox_id_, std::get<line_unsuitable>(outcome).why); // the next line is of the other kind
     }
-    auto sent = co_await account_.cloud().exec(sandbox_id_, command_.argv, server_timeout());
-    account_.observe(sent);
-    if (!sent.has_value()) {
-        const cloud::failure failure = sent.error();
-        apply(fsm_.on_send_failed(now(), failure));
-        co_return;
+}
+
+std::shared_ptr<line> session::make_line() {
+    if (shims_.unusable(sandbox_id_)) {
+        return std::make_shared<attached_line>(account_, sandbox_id_, id(), core::build_attached(request_.command, id()),
+                                               server_timeout());
     }
-    stream_ = std::move(*sent);
-    apply(fsm_.on_sent());
+    shim_line::plan plan;
+    plan.sandbox_id = sandbox_id_;
+    plan.exec_id = id();
+    plan.digest = core::command_digest(request_.command, request_.timeout);
+    plan.longest = longest_connection();
+    plan.run = core::shim_run(shims_.path(), id(), request_.command, request_.timeout, plan.longest,
+                              shims_.take_told(sandbox_id_));
+    plan.installed = !lease_.how().created;
+    return std::make_shared<shim_line>(executor_, account_, shims_, std::move(plan));
 }
 
 std::chrono::seconds session::server_timeout() const {
@@ -190,31 +222,58 @@ std::chrono::seconds session::server_timeout() const {
                                       std::min(*request_.timeout, longest_timeout)) + platform_slack);
 }
 
+// Idleness is counted by the platform from the last call that finished (D): while a command runs, one finishes at least
+// every third of that time.
+std::chrono::seconds session::longest_connection() const {
+    return std::clamp(manager_.server_timeout() / 3, std::chrono::seconds(1), longest_follow);
+}
+
 asio::awaitable<void> session::read() {
-    // Of this frame, so that its connection goes when the reading ends and not when the session is forgotten.
-    const std::unique_ptr<cloud::exec_stream> stream = std::move(stream_);
+    const std::shared_ptr<line> reading = line_;
+    // However this ends, the connection goes with it, not when the session is forgotten.
+    struct hang_up {
+        line& of;
+        explicit hang_up(line& which) : of(which) {}
+        hang_up(const hang_up&) = delete;
+        hang_up& operator=(const hang_up&) = delete;
+        ~hang_up() { of.hang_up(); }
+    };
+    const hang_up at_the_end(*reading);
     while (!fsm_.done()) {
         while (queue_.full()) {
             co_await room_.wait();
         }
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
-            const bool idle = !queue_.can_take();
-            queue_.push(output->is_stderr ? core::output_stream::err : core::output_stream::out, output->text);
-            apply(fsm_.on_output());
-            if (idle) {
-                ready();
-            }
-        } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            apply(fsm_.on_exited(exited->returncode));
-            co_return;
-        } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-            apply(fsm_.on_refused(refused->message));
-            co_return;
-        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            apply(fsm_.on_cut(cut->why));
+        const line_event event = co_await reading->next();
+        take_event(event);
+        if (!std::holds_alternative<line_output>(event)) {
             co_return;
         }
+    }
+}
+
+void session::take_event(const line_event& event) {
+    if (const auto* output = std::get_if<line_output>(&event)) {
+        const auto stream = output->is_stderr ? core::output_stream::err : core::output_stream::out;
+        const bool idle = !queue_.can_take();
+        if (output->offset) {
+            queue_.skip_to(stream, *output->offset);
+        }
+        queue_.push(stream, output->bytes);
+        apply(fsm_.on_output());
+        if (idle) {
+            ready();
+        }
+        if (subscriber_.expired()) {
+            line_->acknowledged(queue_.total()); // nobody will ask for it
+        }
+    } else if (const auto* verdict = std::get_if<core::exec_exit>(&event)) {
+        apply(fsm_.on_verdict(*verdict));
+    } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+        apply(fsm_.on_exited(exited->returncode));
+    } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+        apply(fsm_.on_refused(refused->message));
+    } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+        apply(fsm_.on_cut(cut->why));
     }
 }
 
@@ -225,38 +284,17 @@ asio::awaitable<void> session::kill() {
 
 asio::awaitable<std::string> session::kill_all(core::kill_signal signal) {
     using namespace asio::experimental::awaitable_operators;
+    const std::shared_ptr<line> ending = line_;
+    if (!ending) {
+        co_return std::string(); // nothing was ever sent
+    }
     asio::steady_timer patience(executor_, kill_patience);
-    const auto outcome = co_await (run_kill_command(signal) || patience.async_wait(asio::use_awaitable));
+    const auto outcome = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
     std::string why = outcome.index() == 0 ? std::get<0>(outcome) : std::string("the platform did not answer in time");
     if (!why.empty()) {
         spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), why);
     }
     co_return why;
-}
-
-asio::awaitable<std::string> session::run_kill_command(core::kill_signal signal) {
-    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(id(), signal), kill_patience);
-    account_.observe(sent);
-    if (!sent.has_value()) {
-        const cloud::failure failure = sent.error();
-        if (failure.kind == cloud::failure_kind::conflict) {
-            co_return std::string(); // the sandbox does not run, so nothing in it does
-        }
-        co_return failure.message;
-    }
-    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    for (;;) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return exited->returncode == 0 ? std::string() : std::string("some of them did not end");
-        }
-        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-            co_return refused->message;
-        }
-        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            co_return cut->why.message;
-        }
-    }
 }
 
 void session::finish() {
@@ -270,8 +308,7 @@ void session::finish() {
     deadline_.cancel();
     linger_.cancel();
     lease_.release();
-    command_ = {}; // an ended command is remembered for a while, its input need not be
-    request_.command = {};
+    request_.command = {}; // an ended command is remembered for a while, its input need not be
     ended_.notify_all();
     const core::exec_exit& exit = fsm_.exit();
     spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()), core::to_string(exit.reason),
@@ -314,6 +351,15 @@ void session::detach() {
     subscriber_.reset();
     queue_.abandon();
     room_.notify_all();
+    if (fsm_.done()) {
+        told();
+    }
+}
+
+void session::told() {
+    if (line_ && !line_->attached()) {
+        shims_.told(sandbox_id_, id());
+    }
 }
 
 std::optional<core::output_chunk> session::take(std::size_t most) {
@@ -328,6 +374,9 @@ bool session::acknowledge(std::uint64_t offset) {
     const bool closed = !queue_.empty() && !queue_.can_take();
     if (!queue_.acknowledge(offset)) {
         return false;
+    }
+    if (line_) {
+        line_->acknowledged(offset);
     }
     if (closed && queue_.can_take()) {
         ready();

@@ -7,9 +7,11 @@
 #pragma once
 
 #include "base/condition.hpp"
-#include "core/attached_command.hpp"
+#include "core/command.hpp"
 #include "core/exec_fsm.hpp"
 #include "core/output_queue.hpp"
+#include "exec/line.hpp"
+#include "exec/shim_keeper.hpp"
 #include "sandbox/manager.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -55,7 +57,7 @@ class session : public std::enable_shared_from_this<session> {
 public:
     // Throws rpc_error when the request cannot be carried out whatever the cloud says; nothing has run then.
     session(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-            request request, std::weak_ptr<subscriber> subscriber);
+            shim_keeper& shims, request request, std::weak_ptr<subscriber> subscriber);
 
     void start();
     // Ends the command; completes when it has ended or could not be ended. Sharper signals may follow softer ones.
@@ -63,6 +65,8 @@ public:
     void stop_with_daemon();
     // The subscriber's connection is gone.
     void detach();
+    // The client has been told the exit, or there is none: what the sandbox keeps of the command may go.
+    void told();
 
     // For the subscriber: the next piece of at most `most` bytes, if the window allows.
     std::optional<core::output_chunk> take(std::size_t most);
@@ -99,7 +103,8 @@ private:
     boost::asio::awaitable<void> read();
     boost::asio::awaitable<void> kill();
     boost::asio::awaitable<std::string> kill_all(core::kill_signal signal); // empty: confirmed; else why not
-    boost::asio::awaitable<std::string> run_kill_command(core::kill_signal signal);
+    std::shared_ptr<line> make_line();
+    void take_event(const line_event& event);
     void ready();
     void tell_progress(const sandbox::progress& news);
 
@@ -107,19 +112,20 @@ private:
     void lingered() { apply(fsm_.on_lingered()); }
     void deadline() { apply(fsm_.on_deadline()); }
     std::chrono::seconds server_timeout() const;
+    std::chrono::seconds longest_connection() const;
     static std::chrono::milliseconds now();
 
     boost::asio::any_io_executor executor_;
     sandbox::manager& manager_;
     sandbox::account& account_;
+    shim_keeper& shims_;
     request request_;
-    core::attached_command command_;
     std::weak_ptr<subscriber> subscriber_;
 
     core::exec_fsm fsm_;
     core::output_queue queue_;
     sandbox::lease lease_;
-    std::unique_ptr<cloud::exec_stream> stream_;
+    std::shared_ptr<line> line_; // to the command; made when it is first sent, kept to end what may still run
 
     std::vector<std::weak_ptr<boost::asio::cancellation_signal>> coroutines_; // one each, to stop it by
     boost::asio::steady_timer pause_;

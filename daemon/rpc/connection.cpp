@@ -229,6 +229,7 @@ void connection::fill(std::string& buffer) {
             ready_.push_back(next);
         } else if (next->exit_due()) {
             buffer += format_notification("exec.exit", encode_exit(*next));
+            next->told();
             std::erase_if(owned_, [&](const auto& each) { return each.lock() == next; });
         }
     }

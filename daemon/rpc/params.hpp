@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/secret.hpp"
-#include "core/attached_command.hpp"
+#include "core/command.hpp"
 #include "core/sandbox_record.hpp"
 #include "exec/session.hpp"
 #include "sandbox/manager.hpp"

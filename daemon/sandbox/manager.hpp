@@ -144,6 +144,7 @@ public:
     };
     boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode, sys::process_identity holder);
 
+    std::chrono::seconds server_timeout() const noexcept { return options_.server_timeout; }
     view get(const selector& which); // throws sandbox_not_found
     core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
     // Of a key's newest boot; 0 before the first.

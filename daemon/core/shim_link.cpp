@@ -1,0 +1,272 @@
+#include "core/shim_link.hpp"
+
+#include "core/cloud_error.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::core {
+namespace {
+
+using kind = cloud::failure_kind;
+
+started started_of(std::string_view text) noexcept {
+    return text == "yes" ? started::yes : text == "no" ? started::no : started::unknown;
+}
+
+// As a shell tells a signal.
+constexpr int signal_base = 128;
+
+} // namespace
+
+shim_link::shim_link(bool installed, std::optional<std::uint64_t> from, shim_link_limits limits)
+    : limits_(limits), installed_(installed), heard_(from.has_value()), pos_(from.value_or(0)) {}
+
+shim_link::step shim_link::act(action what) const {
+    step next;
+    next.what = what;
+    return next;
+}
+
+shim_link::step shim_link::begin() { return installed_ || heard_ ? next_post() : act(action::install); }
+
+shim_link::step shim_link::on_installed() {
+    installed_ = true;
+    tried_install_ = true;
+    return next_post();
+}
+
+shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
+    if (heard_) {
+        return lost("the shim could not be put back (" + why + ")", started::unknown);
+    }
+    step next = act(unusable ? action::unusable : action::refused);
+    next.text = why;
+    if (!unusable) {
+        next.failure = cloud::failure{kind::bad_request, 0, "the shim could not be installed: " + why, std::nullopt};
+    }
+    return next;
+}
+
+// Nothing of the command has been sent yet, so whatever went wrong, it certainly has not run.
+shim_link::step shim_link::on_install_failed(milliseconds now, const cloud::failure& failure) {
+    if (doubtful_ || heard_) {
+        return again(now, failure.message);
+    }
+    step next = act(action::refused);
+    next.failure = failure;
+    if (failure.effect_unknown()) {
+        next.failure->kind = kind::unreachable;
+    }
+    return next;
+}
+
+shim_link::step shim_link::on_answering() { return act(action::read); }
+
+shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure& failure) {
+    const bool certain = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
+    const bool not_there = failure.kind == kind::conflict || failure.kind == kind::not_found;
+    if (!heard_ && !doubtful_ && certain) {
+        step next = act(action::refused);
+        next.failure = failure;
+        return next;
+    }
+    if (not_there) {
+        return lost(failure.kind == kind::conflict ? "the sandbox was stopped while the command ran"
+                                                   : "the sandbox is gone",
+                    heard_ ? started::yes : started::unknown);
+    }
+    if (!heard_ && !certain) {
+        doubtful_ = true;
+    }
+    return again(now, failure.message);
+}
+
+shim_link::step shim_link::on_cut(milliseconds now, std::string_view why) {
+    if (!heard_) {
+        doubtful_ = true;
+    }
+    return again(now, why);
+}
+
+// A connection problem: it passes, or the outage outlasts the sandbox.
+shim_link::step shim_link::again(milliseconds now, std::string_view why) {
+    last_trouble_ = why;
+    if (!silent_since_) {
+        silent_since_ = now;
+    }
+    if (now - *silent_since_ >= (heard_ ? limits_.outage : limits_.first_answer)) {
+        return lost("the platform could not be reached for " +
+                        std::to_string((now - *silent_since_).count() / 1000) + " s (" + last_trouble_ + ")",
+                    heard_ ? started::yes : started::unknown);
+    }
+    step next = act(action::wait);
+    next.delay = retry_.next();
+    return next;
+}
+
+// An answer that brings nothing on. It comes from a place that untrusted code controls, so it is not taken forever.
+shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
+    if (++puzzles_ > limits_.puzzles) {
+        return lost(std::string(why), heard_ ? started::yes : started::unknown);
+    }
+    return again(now, why);
+}
+
+shim_link::step shim_link::on_waited() { return next_post(); }
+
+shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text) {
+    if (heard_) {
+        return puzzled(now, "the platform ended the connection to the command: " + std::string(text));
+    }
+    if (doubtful_) {
+        return puzzled(now, text);
+    }
+    // Not one word: the shim itself is not there, or cannot run.
+    if (!tried_install_) {
+        return act(action::install);
+    }
+    step next = act(action::unusable);
+    next.text = text;
+    return next;
+}
+
+shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
+    silent_since_.reset();
+    if (const auto* data = std::get_if<shim_data>(&frame)) {
+        puzzles_ = 0;
+        retry_.reset();
+        pos_ = data->pos + data->bytes.size();
+        step next = act(action::deliver);
+        next.data = *data;
+        return next;
+    }
+    return on_note(now, std::get<shim_note>(frame));
+}
+
+shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
+    if (note.name == "deepinfra-shim/1") {
+        heard_ = true;
+        if (const auto pos = note.number("pos"); pos && *pos != pos_) {
+            return puzzled(now, "the shim went on at another place than asked for");
+        }
+        return act(action::read);
+    }
+    if (note.name == "gap") {
+        const std::uint64_t size = note.number("n").value_or(0);
+        pos_ += size;
+        dropped_ += size;
+        return act(action::read);
+    }
+    if (note.name == "exit") {
+        return on_exit(note);
+    }
+    if (note.name == "more") {
+        if (note.text("why") == "superseded") {
+            return puzzled(now, "another follower of this command has taken over");
+        }
+        puzzles_ = 0;
+        return act(action::follow);
+    }
+    if (note.name == "lost") {
+        return on_lost(now, note);
+    }
+    if (note.name == "error") {
+        return on_error(note);
+    }
+    return act(action::read);
+}
+
+shim_link::step shim_link::on_exit(const shim_note& note) {
+    const std::string_view reason = note.text("reason");
+    exec_exit exit;
+    exit.ran = started_of(note.text("started"));
+    std::optional<int> code;
+    if (const auto value = note.number("code"); value && *value <= 255) {
+        code = static_cast<int>(*value);
+    } else if (const auto signal = note.number("signal"); signal && *signal <= 127) {
+        code = signal_base + static_cast<int>(*signal);
+    }
+    if (reason == "exited" && code) {
+        exit.reason = exit_reason::exited;
+        exit.returncode = code;
+        exit.ran = started::yes;
+    } else if (reason == "timed_out") {
+        exit.reason = exit_reason::timed_out;
+        exit.returncode = timed_out_code;
+    } else if (reason == "cancelled") {
+        exit.reason = exit_reason::cancelled;
+        exit.returncode = cancelled_code;
+    } else if (reason == "failed") {
+        exit.reason = exit_reason::failed;
+        exit.ran = started::no;
+        exit.message = "the command could not be started: error " + std::string(note.text("errno")) + " at " +
+                       std::string(note.text("at")) + "; it has not run";
+        exit.error.emplace(error_name::cloud_error, exit.message);
+    } else {
+        return lost("the shim told an end that makes no sense", started::unknown);
+    }
+    if (note.text("output") == "gone") {
+        exit.message = "the last output of the command is lost: its runner in the sandbox was killed";
+    }
+    return ended(std::move(exit));
+}
+
+shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
+    const std::string_view claim = note.text("claim");
+    if (claim == "claimed" && reruns_ < 2) {
+        // It died before it started anything. Its claim says so, and the next `run` takes that over.
+        ++reruns_;
+        heard_ = false;
+        doubtful_ = false;
+        return again(now, "the runner in the sandbox ended before it started the command");
+    }
+    if (claim == "exited") {
+        std::string how = "the command has ended";
+        if (const auto code = note.number("code")) {
+            how += " with code " + std::to_string(*code);
+        }
+        return lost(how + ", but its last output is lost: its runner in the sandbox was killed", started::yes);
+    }
+    if (note.text("boot") == "other") {
+        return lost("the sandbox was stopped and started again while the command ran", started_of(note.text("started")));
+    }
+    return lost(claim == "none" ? "nothing in the sandbox knows of the command any more"
+                                : "its runner in the sandbox is gone",
+                started_of(note.text("started")));
+}
+
+shim_link::step shim_link::on_error(const shim_note& note) {
+    const std::string name(note.text("name"));
+    if (note.text("started") != "no") {
+        return lost("the shim failed: " + name, started::unknown);
+    }
+    exec_exit exit;
+    exit.reason = exit_reason::failed;
+    exit.ran = started::no;
+    if (name == "id_in_use") {
+        exit.message = "a command with the same id and other arguments was started before; this one has not run";
+        exit.error.emplace(error_name::exec_id_in_use, exit.message);
+    } else {
+        exit.message = "the sandbox could not take the command: " + name + ", error " + std::string(note.text("errno")) +
+                       " at " + std::string(note.text("at")) + "; it has not run";
+        exit.error.emplace(error_name::cloud_error, exit.message);
+    }
+    return ended(std::move(exit));
+}
+
+shim_link::step shim_link::lost(std::string why, started ran) {
+    exec_exit exit;
+    exit.reason = exit_reason::lost;
+    exit.ran = ran == started::no ? started::unknown : ran;
+    exit.message = why + "; its outcome is unknown, and it was not run again";
+    exit.error.emplace(error_name::outcome_unknown, exit.message);
+    return ended(std::move(exit));
+}
+
+shim_link::step shim_link::ended(exec_exit exit) {
+    exit_ = std::move(exit);
+    return act(action::ended);
+}
+
+} // namespace sandboxd::core

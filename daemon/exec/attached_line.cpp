@@ -1,0 +1,86 @@
+#include "exec/attached_line.hpp"
+
+#include "core/attached_command.hpp"
+#include "core/cloud_error.hpp"
+
+#include <utility>
+
+namespace sandboxd::exec {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds kill_limit{10}; // for the command that kills
+
+} // namespace
+
+attached_line::attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
+                             core::prepared_command command, std::chrono::seconds server_limit)
+    : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)), command_(std::move(command)),
+      server_limit_(server_limit) {}
+
+asio::awaitable<line_opened> attached_line::open() {
+    for (const core::upload& each : command_.uploads) {
+        const auto put = account_.observe(co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
+        if (!put.has_value()) {
+            const cloud::failure failure = put.error();
+            if (failure.effect_unknown()) {
+                co_return line_opened(core::error_from(failure, "putting the command's input in place"));
+            }
+            co_return line_opened(failure);
+        }
+    }
+    auto sent = co_await account_.cloud().exec(sandbox_id_, command_.argv, server_limit_);
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        co_return line_opened(sent.error());
+    }
+    stream_ = std::move(*sent);
+    co_return line_opened(line_open{});
+}
+
+asio::awaitable<line_event> attached_line::next() {
+    for (;;) {
+        cloud::exec_event event = co_await stream_->next();
+        if (auto* output = std::get_if<cloud::exec_output>(&event)) {
+            line_output piece{output->is_stderr, std::nullopt, std::move(output->text)};
+            co_return line_event(std::move(piece));
+        }
+        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            co_return line_event(*exited);
+        }
+        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            co_return line_event(*refused);
+        }
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            co_return line_event(*cut);
+        }
+    }
+}
+
+asio::awaitable<std::string> attached_line::kill(core::kill_signal signal) {
+    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(exec_id_, signal), kill_limit);
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        const cloud::failure failure = sent.error();
+        if (failure.kind == cloud::failure_kind::conflict) {
+            co_return std::string(); // the sandbox does not run, so nothing in it does
+        }
+        co_return failure.message;
+    }
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    for (;;) {
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            co_return exited->returncode == 0 ? std::string() : std::string("some of them did not end");
+        }
+        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            co_return refused->message;
+        }
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            co_return cut->why.message;
+        }
+    }
+}
+
+} // namespace sandboxd::exec

@@ -1,0 +1,33 @@
+// The platform's own attached exec. See line.hpp.
+#pragma once
+
+#include "exec/line.hpp"
+#include "sandbox/account.hpp"
+
+#include <chrono>
+#include <memory>
+
+namespace sandboxd::exec {
+
+class attached_line final : public line {
+public:
+    // `server_limit`: the platform's own clock for it.
+    attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id, core::prepared_command command,
+                  std::chrono::seconds server_limit);
+
+    boost::asio::awaitable<line_opened> open() override;
+    boost::asio::awaitable<line_event> next() override;
+    boost::asio::awaitable<std::string> kill(core::kill_signal signal) override;
+    void hang_up() noexcept override { stream_.reset(); }
+    bool attached() const noexcept override { return true; }
+
+private:
+    sandbox::account& account_;
+    std::string sandbox_id_;
+    std::string exec_id_;
+    core::prepared_command command_;
+    std::chrono::seconds server_limit_;
+    std::unique_ptr<cloud::exec_stream> stream_;
+};
+
+} // namespace sandboxd::exec

@@ -1,0 +1,52 @@
+// How a session talks to its command in the sandbox: one line a command, of one of two kinds.
+//
+// shim_line has the in-sandbox runner at the other end: connections come and go, bytes are exact. attached_line is the
+// platform's own exec, for sandboxes where the shim cannot run: the command lives and dies with one connection. A line is
+// owned by its session and used by one reader at a time; kill() may run beside it. Calls can be cancelled; hang_up() lets
+// go of the connection, and must not be called while next() or open() is under way.
+#pragma once
+
+#include "base/error.hpp"
+#include "cloud/client.hpp"
+#include "core/command.hpp"
+#include "core/exec_fsm.hpp"
+
+#include <boost/asio/awaitable.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+
+namespace sandboxd::exec {
+
+struct line_open {};       // the command runs or is about to
+struct line_unsuitable {   // this kind of line does not work in that sandbox; nothing has run
+    std::string why;
+};
+// Nothing certain, or certainly not run: as core/exec_fsm's on_send_failed and on_not_sent take it.
+using line_opened = std::variant<line_open, line_unsuitable, cloud::failure, rpc_error>;
+
+struct line_output {
+    bool is_stderr = false;
+    std::optional<std::uint64_t> offset; // within its stream, where the line knows it: more than expected is a gap
+    std::string bytes;
+};
+// exec_exit: a verdict of the runner. The other three are the platform's.
+using line_event =
+    std::variant<line_output, core::exec_exit, cloud::exec_exited, cloud::exec_refused, cloud::exec_cut>;
+
+class line {
+public:
+    virtual ~line() = default;
+    virtual boost::asio::awaitable<line_opened> open() = 0;
+    virtual boost::asio::awaitable<line_event> next() = 0;
+    // Ends the command's processes. Empty: none is left; else why that is not sure.
+    virtual boost::asio::awaitable<std::string> kill(core::kill_signal signal) = 0;
+    virtual void hang_up() noexcept = 0;
+    // Output before `pos`, over both streams, is safe with the client: it need not be kept any more.
+    virtual void acknowledged(std::uint64_t) {}
+    virtual bool attached() const noexcept = 0; // the command depends on the connection
+};
+
+} // namespace sandboxd::exec

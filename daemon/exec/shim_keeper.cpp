@@ -1,0 +1,145 @@
+#include "exec/shim_keeper.hpp"
+
+#include "base/id.hpp"
+#include "core/shim_command.hpp"
+#include "core/shim_frames.hpp"
+#include "shim/shim_binary.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::exec {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds install_patience{60};
+constexpr std::size_t most_told = 1024; // of one sandbox; what is forgotten beyond that stays in the sandbox for a day
+
+} // namespace
+
+shim_keeper::shim_keeper(asio::any_io_executor executor, sandbox::account& account)
+    : executor_(std::move(executor)), account_(account), path_(core::shim_path(shim::hash().substr(0, 16))) {}
+
+shim_keeper::place& shim_keeper::at(const std::string& sandbox_id) {
+    std::shared_ptr<place>& slot = places_[sandbox_id];
+    if (!slot) {
+        slot = std::make_shared<place>(executor_);
+    }
+    return *slot;
+}
+
+asio::awaitable<install_outcome> shim_keeper::install(std::string sandbox_id) {
+    at(sandbox_id);
+    const std::shared_ptr<place> here = places_.at(sandbox_id);
+    if (here->installing) {
+        while (here->installing) {
+            co_await here->changed.wait();
+        }
+        co_return here->last;
+    }
+    // Whoever waits must be woken whatever happens to this coroutine, so the flag goes with its frame.
+    struct guard {
+        place& of;
+        explicit guard(place& installing) : of(installing) { of.installing = true; }
+        guard(const guard&) = delete;
+        guard& operator=(const guard&) = delete;
+        ~guard() {
+            of.installing = false;
+            of.changed.notify_all();
+        }
+    };
+    here->last = {};
+    here->last.failure = cloud::failure{cloud::failure_kind::unreachable, 0, "the installation was given up", std::nullopt};
+    const guard installing(*here);
+    install_outcome outcome = co_await put_and_probe(sandbox_id);
+    here->unusable = outcome.unusable;
+    here->last = outcome;
+    co_return outcome;
+}
+
+asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_id) {
+    install_outcome outcome;
+    const std::string uploaded = path_ + ".tmp-" + random_hex(4);
+    const auto put = account_.observe(
+        co_await account_.cloud().put_content(sandbox_id, uploaded, std::string(shim::binary())));
+    if (!put.has_value()) {
+        outcome.failure = put.error();
+        co_return outcome;
+    }
+    auto sent = co_await account_.cloud().exec(sandbox_id, core::shim_install(uploaded, path_), install_patience);
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        outcome.failure = sent.error();
+        co_return outcome;
+    }
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    core::shim_parser parser;
+    std::string said; // for people, when it does not work
+    for (;;) {
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
+            if (output->is_stderr) {
+                said += output->text.substr(0, 200);
+                continue;
+            }
+            parser.feed(output->text);
+            while (const std::optional<core::shim_frame> frame = parser.next()) {
+                const auto* note = std::get_if<core::shim_note>(&*frame);
+                if (note != nullptr && note->name == "probe") {
+                    outcome.installed = note->number("ok") == 1U;
+                    if (!outcome.installed) {
+                        outcome.unusable = "the sandbox lacks what the shim needs";
+                    }
+                    co_return outcome;
+                }
+            }
+            continue;
+        }
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            outcome.failure = cut->why;
+            co_return outcome;
+        }
+        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            outcome.unusable = "the shim does not run there (code " + std::to_string(exited->returncode) +
+                               (said.empty() ? "" : ": " + said) + ")";
+            co_return outcome;
+        }
+        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            outcome.unusable = "the shim does not run there (" + refused->message + ")";
+            co_return outcome;
+        }
+    }
+}
+
+std::optional<std::string> shim_keeper::unusable(const std::string& sandbox_id) const {
+    const auto found = places_.find(sandbox_id);
+    if (found == places_.end() || found->second->unusable.empty()) {
+        return std::nullopt;
+    }
+    return found->second->unusable;
+}
+
+void shim_keeper::set_unusable(const std::string& sandbox_id, std::string why) {
+    spdlog::warn("sandbox {}: commands run without the shim: {}", sandbox_id, why);
+    at(sandbox_id).unusable = std::move(why);
+}
+
+void shim_keeper::told(const std::string& sandbox_id, const std::string& exec_id) {
+    std::vector<std::string>& ids = at(sandbox_id).told;
+    if (ids.size() < most_told) {
+        ids.push_back(exec_id);
+    }
+}
+
+std::vector<std::string> shim_keeper::take_told(const std::string& sandbox_id) {
+    std::vector<std::string>& ids = at(sandbox_id).told;
+    const auto count = static_cast<std::ptrdiff_t>(std::min<std::size_t>(ids.size(), 16));
+    std::vector<std::string> taken(ids.begin(), ids.begin() + count);
+    ids.erase(ids.begin(), ids.begin() + count);
+    return taken;
+}
+
+} // namespace sandboxd::exec

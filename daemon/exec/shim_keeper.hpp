@@ -1,0 +1,64 @@
+// Which sandboxes have the shim, and putting it there.
+//
+// Owned by the registry; lives as long as the daemon and forgets nothing in between, since a sandbox's /workspace keeps
+// the shim over stops. One installation a sandbox at a time, shared by all who need it.
+#pragma once
+
+#include "base/condition.hpp"
+#include "cloud/failure.hpp"
+#include "sandbox/account.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sandboxd::exec {
+
+struct install_outcome {
+    bool installed = false;
+    std::optional<cloud::failure> failure; // a request went wrong: says nothing of the shim
+    std::string unusable;                  // the shim cannot run there, for this reason
+};
+
+class shim_keeper {
+public:
+    shim_keeper(boost::asio::any_io_executor executor, sandbox::account& account);
+
+    const std::string& path() const noexcept { return path_; } // in every sandbox
+
+    boost::asio::awaitable<install_outcome> install(std::string sandbox_id);
+
+    // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is known.
+    std::optional<std::string> unusable(const std::string& sandbox_id) const;
+    void set_unusable(const std::string& sandbox_id, std::string why);
+
+    // The client has been told the end of a command: its claim in the sandbox may go with the next `run` there.
+    void told(const std::string& sandbox_id, const std::string& exec_id);
+    std::vector<std::string> take_told(const std::string& sandbox_id); // at most 16, oldest first
+
+private:
+    struct place {
+        explicit place(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
+        bool installing = false;
+        install_outcome last;
+        std::uint64_t installs = 0;
+        std::string unusable;
+        std::vector<std::string> told;
+        condition changed;
+    };
+
+    place& at(const std::string& sandbox_id);
+    boost::asio::awaitable<install_outcome> put_and_probe(std::string sandbox_id);
+
+    boost::asio::any_io_executor executor_;
+    sandbox::account& account_;
+    std::string path_;
+    std::map<std::string, std::shared_ptr<place>> places_;
+};
+
+} // namespace sandboxd::exec

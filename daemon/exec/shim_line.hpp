@@ -1,0 +1,59 @@
+// A command's line to its runner in the sandbox: the shell that carries out what core/shim_link decides. See line.hpp.
+//
+// Connections come and go underneath; what comes out is the command's output, byte for byte and in order, and one end.
+// Reading is on demand only, so a caller that does not read holds up the command as a full pipe does.
+#pragma once
+
+#include "core/shim_command.hpp"
+#include "core/shim_link.hpp"
+#include "exec/line.hpp"
+#include "exec/shim_keeper.hpp"
+#include "sandbox/account.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace sandboxd::exec {
+
+class shim_line final : public line, public std::enable_shared_from_this<shim_line> {
+public:
+    struct plan {
+        std::string sandbox_id;
+        std::string exec_id;
+        std::string digest;
+        core::prepared_command run;      // `shim run ...`
+        std::chrono::seconds longest{0}; // of one connection
+        bool installed = false;          // the shim is thought to be there
+    };
+
+    shim_line(boost::asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper, plan what);
+
+    boost::asio::awaitable<line_opened> open() override;
+    boost::asio::awaitable<line_event> next() override;
+    boost::asio::awaitable<std::string> kill(core::kill_signal signal) override;
+    void hang_up() noexcept override { stream_.reset(); }
+    void acknowledged(std::uint64_t pos) override;
+    bool attached() const noexcept override { return false; }
+
+private:
+    boost::asio::awaitable<core::shim_link::step> perform(core::shim_link::step step);
+    boost::asio::awaitable<core::shim_link::step> post(bool run);
+    boost::asio::awaitable<core::shim_link::step> read();
+    boost::asio::awaitable<void> send_acknowledgement(std::uint64_t pos);
+
+    boost::asio::any_io_executor executor_;
+    sandbox::account& account_;
+    shim_keeper& keeper_;
+    plan plan_;
+    core::shim_link link_;
+    core::shim_parser parser_;
+    std::unique_ptr<cloud::exec_stream> stream_;
+    core::shim_link::step step_;
+    std::uint64_t told_pos_ = 0; // to the shim
+    bool telling_ = false;
+};
+
+} // namespace sandboxd::exec

@@ -43,7 +43,7 @@ struct attached_command {
 // kernel would refuse. Nothing has run then.
 attached_command build_attached(const command_spec& spec, const std::string& exec_id);
 
-enum class kill_signal { interrupt, terminate, kill };
+enum class kill_signal { interrupt, terminate, kill }; // each sharper than the one before it
 
 // Ends every process of that exec: stops them until no new one appears, then kills. With another signal than kill it
 // sends that first and gives them a second. Its exit code is 0 when none is left, 1 when some could not be ended.

@@ -134,6 +134,7 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
             delay = std::max<milliseconds>(delay, *failure.retry_after);
         }
         waiting_to_send_ = true;
+        waiting_for_ = error.what() + std::string("; trying again");
         return {{action::wait, delay}};
     }
     default: return fail_unstarted(std::move(error));

@@ -91,6 +91,8 @@ public:
     bool running() const noexcept { return phase_ == phase::running; }
     bool ending() const noexcept { return phase_ == phase::ending; }
     kill_signal signal() const noexcept { return signal_; }
+    // Told to wait, it is this that is waited for, for people.
+    const std::string& waiting_for() const noexcept { return waiting_for_; }
     const exec_exit& exit() const noexcept { return exit_; } // valid once done
 
 private:
@@ -117,6 +119,7 @@ private:
     bool kill_confirmed_ = false; // by the last of them
     bool killed_twice_ = false;
     bool waiting_to_send_ = false;
+    std::string waiting_for_;
     std::string unconfirmed_;
     int wrong_states_ = 0;
     std::optional<milliseconds> refused_since_;

@@ -181,8 +181,7 @@ asio::awaitable<result<opened>> client::impl::request(http_request what, connect
             choice = connection_choice::fresh;
             continue;
         }
-        const int status = reader->any_received() && reader->done() ? reader->status() : 0;
-        co_return failure_of(send_error ? send_error : ec, status);
+        co_return failure_of(send_error ? send_error : ec, 0);
     }
 }
 

@@ -38,7 +38,9 @@ struct client_options {
     std::string user_agent;                             // e.g. "deepinfra-sandboxd/0.1.0"
     std::chrono::milliseconds connect_timeout{10'000};  // look-up, TCP connect and TLS handshake, each
     std::chrono::milliseconds answer_timeout{30'000};   // from the last byte sent to the answer's header, and between
-                                                        // bytes of an answer's body (exec streams: header only)
+                                                        // bytes of an answer's body (exec streams: header only);
+                                                        // a whole answer may take four times that, and an upload as
+                                                        // long as 16 KiB/s takes
     std::chrono::milliseconds pool_idle{55'000};        // a connection idle for longer is closed, not reused
     std::size_t max_answer = 16U << 20;                 // bytes of a JSON answer
     std::size_t max_line = 4U << 20;                    // bytes of one NDJSON line

@@ -36,7 +36,7 @@ struct prepared_command {
     std::vector<upload> uploads;   // to be there before it runs; the command deletes them itself
 };
 
-enum class kill_signal { interrupt, terminate, kill };
+enum class kill_signal { interrupt, terminate, kill }; // each sharper than the one before it
 
 // Throws rpc_error: invalid_params for a NUL byte or a name no environment can hold, argument_too_long for what the
 // kernel would refuse.

@@ -109,7 +109,8 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
     case kind::conflict:
     case kind::not_found:
         if (++wrong_states_ > limits_.wrong_state) {
-            return fail_unstarted(std::move(error));
+            // Each time in between it was found running. So it is not gone, whatever a 404 says here.
+            return fail_unstarted({error_name::cloud_error, error.what() + std::string("; yet the sandbox is said to run")});
         }
         unreachable_since_.reset();
         refused_since_.reset();

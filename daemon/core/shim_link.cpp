@@ -2,7 +2,8 @@
 
 #include "core/cloud_error.hpp"
 
-#include <algorithm>
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 namespace sandboxd::core {
@@ -74,7 +75,7 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
     if (not_there) {
         return lost(failure.kind == kind::conflict ? "the sandbox was stopped while the command ran"
                                                    : "the sandbox is gone",
-                    heard_ ? started::yes : started::unknown);
+                    data_seen_ ? started::yes : started::unknown);
     }
     if (!heard_ && !certain) {
         doubtful_ = true;
@@ -98,7 +99,7 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
     if (now - *silent_since_ >= (heard_ ? limits_.outage : limits_.first_answer)) {
         return lost("the platform could not be reached for " +
                         std::to_string((now - *silent_since_).count() / 1000) + " s (" + last_trouble_ + ")",
-                    heard_ ? started::yes : started::unknown);
+                    data_seen_ ? started::yes : started::unknown);
     }
     step next = act(action::wait);
     next.delay = retry_.next();
@@ -108,7 +109,7 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
 // An answer that brings nothing on. It comes from a place that untrusted code controls, so it is not taken forever.
 shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
     if (++puzzles_ > limits_.puzzles) {
-        return lost(std::string(why), heard_ ? started::yes : started::unknown);
+        return lost(std::string(why), data_seen_ ? started::yes : started::unknown);
     }
     return again(now, why);
 }
@@ -136,6 +137,7 @@ shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
     if (const auto* data = std::get_if<shim_data>(&frame)) {
         puzzles_ = 0;
         retry_.reset();
+        data_seen_ = true;
         pos_ = data->pos + data->bytes.size();
         step next = act(action::deliver);
         next.data = *data;
@@ -150,6 +152,10 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         if (const auto pos = note.number("pos"); pos && *pos != pos_) {
             return puzzled(now, "the shim went on at another place than asked for");
         }
+        return act(action::read);
+    }
+    if (note.name == "note" && note.text("name") == "cwd") {
+        notice_ = "the working directory could not be entered, so this ran in " + std::string(note.text("cwd"));
         return act(action::read);
     }
     if (note.name == "gap") {
@@ -198,11 +204,7 @@ shim_link::step shim_link::on_exit(const shim_note& note) {
         exit.reason = exit_reason::cancelled;
         exit.returncode = cancelled_code;
     } else if (reason == "failed") {
-        exit.reason = exit_reason::failed;
-        exit.ran = started::no;
-        exit.message = "the command could not be started: error " + std::string(note.text("errno")) + " at " +
-                       std::string(note.text("at")) + "; it has not run";
-        exit.error.emplace(error_name::cloud_error, exit.message);
+        return ended(not_started(note));
     } else {
         return lost("the shim told an end that makes no sense", started::unknown);
     }
@@ -210,6 +212,31 @@ shim_link::step shim_link::on_exit(const shim_note& note) {
         exit.message = "the last output of the command is lost: its runner in the sandbox was killed";
     }
     return ended(std::move(exit));
+}
+
+// A program that cannot be executed ends as it would behind env(1) or a shell: 127 if it is not there, 126 otherwise.
+exec_exit shim_link::not_started(const shim_note& note) {
+    const int error = static_cast<int>(note.number("errno").value_or(0));
+    const std::string why = std::generic_category().message(error);
+    exec_exit exit;
+    if (note.text("at") == "execve" && error == E2BIG) {
+        exit.reason = exit_reason::failed;
+        exit.ran = started::no;
+        exit.message = "the command's arguments and environment are longer than the kernel takes; it has not run";
+        exit.error.emplace(error_name::argument_too_long, exit.message);
+    } else if (note.text("at") == "execve") {
+        exit.reason = exit_reason::exited;
+        exit.returncode = error == ENOENT || error == ENOTDIR ? 127 : 126;
+        exit.ran = started::yes;
+        exit.message = "the program could not be executed: " + why;
+    } else {
+        exit.reason = exit_reason::failed;
+        exit.ran = started::no;
+        exit.message = "the sandbox could not start the command: " + why + " at " + std::string(note.text("at")) +
+                       "; it has not run";
+        exit.error.emplace(error_name::cloud_error, exit.message);
+    }
+    return exit;
 }
 
 shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
@@ -265,6 +292,9 @@ shim_link::step shim_link::lost(std::string why, started ran) {
 }
 
 shim_link::step shim_link::ended(exec_exit exit) {
+    if (!notice_.empty()) {
+        exit.message = exit.message.empty() ? notice_ : notice_ + "; " + exit.message;
+    }
     exit_ = std::move(exit);
     return act(action::ended);
 }

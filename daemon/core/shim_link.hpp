@@ -79,12 +79,15 @@ private:
     step on_exit(const shim_note& note);
     step on_lost(milliseconds now, const shim_note& note);
     step on_error(const shim_note& note);
+    static exec_exit not_started(const shim_note& note);
 
     shim_link_limits limits_;
     bool installed_;
     bool tried_install_ = false;
     bool heard_;
     bool doubtful_ = false; // a `run` may have taken effect
+    bool data_seen_ = false;
+    std::string notice_; // of the runner, for the client
     std::uint64_t pos_ = 0;
     std::uint64_t dropped_ = 0;
     int puzzles_ = 0;

@@ -38,7 +38,8 @@ asio::awaitable<void> manager::reconcile_until_done() {
             co_await reconcile_wanted_.wait();
             continue;
         }
-        if (co_await reconcile()) {
+        const bool well = co_await reconcile();
+        if (well) {
             reconciled_ = true;
             reconcile_trouble_.clear();
             retry.reset();

@@ -60,7 +60,9 @@
 //     not be sent again then, but the next one is refused (`busy`) until this one is written.
 // shim ack ID POS [--done]
 //     Output before POS is safe at the daemon and may be forgotten. --done: so is the end of the
-//     command: forget the claim too (nothing happens while it runs).
+//     command: forget the claim too (nothing happens to it while the command runs). After that the
+//     id is unknown, and a `run` of it would run: so --done is for ids of which no `run` that was
+//     sent can still arrive.
 // shim ps
 //     What there is, by sockets and by claims.
 // shim probe

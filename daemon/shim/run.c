@@ -60,7 +60,7 @@ static int middle(void* context) {
 }
 
 void run(const struct order* order, struct follow_options* how) {
-    static _Alignas(64) char stack[32 * 1024];
+    static _Alignas(64) char stack[64 * 1024];
     int pair[2];
     // Descriptors 0 to 2 are stdio for both, even where the platform closed them.
     while (fcntl(2, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(0, F_GETFD) < 0)

@@ -216,7 +216,7 @@ bool acknowledge(const char* id, uint64_t pos, bool done) {
         size_t n;
         wire_request(sock, wire_ack, v, 2, id, "", -1);
         const bool answered =
-            await(sock, wire_acked, wire_refused, 2000, &head, payload, sizeof payload, &n);
+            await(sock, wire_acked, wire_refused, 500, &head, payload, sizeof payload, &n);
         close(sock);
         return answered && head.type == wire_acked && head.v[0] != 0;
     }

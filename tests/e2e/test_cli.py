@@ -69,9 +69,6 @@ class Terminal:
         os.close(self._master)
         return self.process.wait(LIMIT_S), self.seen
 
-    def type(self, keys: bytes) -> None:
-        os.write(self._master, keys)
-
     def _more(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
         assert ready, f"nothing more within {LIMIT_S} s: {self.seen!r}"
@@ -114,6 +111,13 @@ def test_exec_with_stdin(daemon: Daemon, data: bytes) -> None:
     assert (done.returncode, done.stdout.strip()) == (3, str(len(data)).encode())
     done = daemon.cli("exec", "--", "wc", "-c", input=data)  # without -i it is not touched
     assert done.stdout.strip() == b"0"
+
+
+def test_exec_with_more_stdin_than_fits(daemon: Daemon, emulator: Emulator) -> None:
+    for size in (1 << 20, 3 << 20):
+        done = daemon.cli("exec", "-i", "--", "cat", input=b"x" * size)
+        assert (done.returncode, done.stdout) == (125, b"") and b"hint:" in done.stderr
+    assert emulator.count() == 0
 
 
 def test_exec_options(daemon: Daemon, emulator: Emulator) -> None:
@@ -335,6 +339,15 @@ def test_status_json_and_health(make_daemon: Callable[..., Daemon], emulator: Em
     assert refused.returncode == 125 and b"DEEPINFRA_API_KEY" in refused.stderr
     assert daemon.cli("plans").returncode == 1
     assert emulator.count() == 0
+
+
+def test_status_that_watches(daemon: Daemon) -> None:
+    terminal = Terminal(daemon, "status", "--watch")
+    terminal.until(b"no sandboxes")
+    daemon.cli("start", "--task", "seen")
+    terminal.until(b"seen")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end()[0] in (-signal.SIGINT, 130)
 
 
 def test_colour_is_for_terminals_that_want_it(daemon: Daemon) -> None:

@@ -154,6 +154,20 @@ def test_a_polite_cancel_that_is_ignored_becomes_a_kill(peer: Peer, emulator: Em
     assert is_dead(emulator), processes(emulator)
 
 
+def test_a_second_cancel_may_be_sharper(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start("/bin/sh", "-c", "trap 'touch asked' INT; touch ready; while :; do sleep 0.01; done")
+    appears(workspace(emulator) / "ready")
+    soft = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
+    appears(workspace(emulator) / "asked")
+    begun = time.monotonic()
+    sharp = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "KILL"})
+    assert peer.result(soft) == peer.result(sharp) == {"confirmed": True}
+    assert peer.finish(exec_id).reason == "cancelled"
+    assert time.monotonic() - begun < 3
+    assert not any("trap" in line for line in processes(emulator))
+
+
 def test_a_cancel_while_the_sandbox_boots(peer: Peer, emulator: Emulator) -> None:
     emulator.config(boot_ms=400)
     exec_id = peer.start("touch", "ran")
@@ -227,7 +241,7 @@ def test_what_goes_to_the_background_holds_nobody_up(peer: Peer, emulator: Emula
     ended = peer.run(script=script)
     assert (ended.stdout, ended.returncode) == (b"ok\n", 0)
     assert time.monotonic() - begun < 2
-    assert peer.sh("pgrep -x sleep").returncode == 0  # alive at the next call
+    wait_until(lambda: peer.sh("pgrep -x sleep").returncode == 0, "it lives on")  # it may still be on its way to become sleep
     wait_until(lambda: all(one["outcome"] != "open" for one in emulator.requests()), "no stream is left open")
 
 

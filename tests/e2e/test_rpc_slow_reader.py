@@ -79,7 +79,6 @@ def test_output_stops_at_the_window(daemon: Daemon, other: Peer, window: int) ->
         assert entry(other, command)["phase"] == "running"
         assert read_to_the_window(slow, command) == window
         assert entry(other, command)["output_bytes"] <= 2 * window + 256 * 1024
-        other.call("exec.cancel", {"exec_id": command})
 
 
 def test_the_command_itself_is_held_up(daemon: Daemon, other: Peer) -> None:
@@ -105,9 +104,6 @@ def test_memory_stays_flat(daemon: Daemon, other: Peer) -> None:
         for command in commands:
             settled_output(other, command)
         assert daemon.rss_kib() < before + RSS_BOUND_KIB
-        for command in commands:
-            other.call("exec.cancel", {"exec_id": command})
-        assert daemon.rss_kib() < before + RSS_BOUND_KIB
 
 
 def test_nobody_else_is_delayed(daemon: Daemon, other: Peer) -> None:
@@ -123,7 +119,6 @@ def test_nobody_else_is_delayed(daemon: Daemon, other: Peer) -> None:
         done = other.sh("head -c 3000000 /dev/zero | tr '\\0' x")  # in the same sandbox
         assert (done.returncode, len(done.stdout)) == (0, 3_000_000)
         assert entry(other, flood)["phase"] == "running"
-        other.call("exec.cancel", {"exec_id": flood})
 
 
 def test_one_command_unread_and_another_finishing_on_the_same_connection(daemon: Daemon, other: Peer) -> None:
@@ -137,7 +132,6 @@ def test_one_command_unread_and_another_finishing_on_the_same_connection(daemon:
         assert (large.returncode, len(large.stdout)) == (0, 3_000_000)
         assert peer.call("daemon.ping") == {}
         assert entry(other, flood)["phase"] == "running"
-        peer.call("exec.cancel", {"exec_id": flood})
 
 
 def test_an_acknowledgement_opens_the_window_again(daemon: Daemon, other: Peer) -> None:
@@ -154,7 +148,6 @@ def test_an_acknowledgement_opens_the_window_again(daemon: Daemon, other: Peer) 
             consumed += read_to_the_window_after(peer, command, step)
             peer.send("exec.ack", {"exec_id": command, "offset": consumed - 8192}, notification=True)
             assert consumed == consumed_before + step
-        other.call("exec.cancel", {"exec_id": command})
 
 
 def read_to_the_window_after(peer: Peer, command: str, expected: int) -> int:
@@ -173,7 +166,6 @@ def test_an_acknowledgement_that_goes_back_changes_nothing(daemon: Daemon, other
         for offset in (4096, 4096, 0, 1000):
             peer.send("exec.ack", {"exec_id": command, "offset": offset}, notification=True)
         assert read_to_the_window(peer, command) == 4096  # once, not more
-        other.call("exec.cancel", {"exec_id": command})
 
 
 def test_nobody_can_acknowledge_what_was_not_sent(daemon: Daemon, other: Peer) -> None:
@@ -189,7 +181,6 @@ def test_nobody_can_acknowledge_what_was_not_sent(daemon: Daemon, other: Peer) -
         with pytest.raises(RpcFailure) as refused:
             peer.call("exec.ack", {"exec_id": "no-such", "offset": 0})
         assert refused.value.name == "exec_not_found"
-        other.call("exec.cancel", {"exec_id": command})
 
 
 def test_a_cancelled_command_that_nobody_reads_still_ends(daemon: Daemon, other: Peer) -> None:

@@ -405,3 +405,27 @@ def test_stdin_chunks_from_files(box: Box) -> None:
             assert told["written"] == str(at + 1_000_000)
         assert parse(read_text(stream)).out.split()[0].decode() == hashlib.sha256(data).hexdigest()
     assert box.plain("ls /workspace") == ""
+
+
+def test_streams_that_alternate_byte_by_byte(box: Box) -> None:
+    """The index of streams is bounded as well: it fills long before the spool does, and an `ack` relieves it."""
+    writer = "import os\nfor i in range(300000):\n os.write(1, b'%c' % (33 + i % 90)); os.write(2, b'%c' % (33 + i % 89))"
+    with box.open("run", "x", "--raw", "--", "python3", "-c", writer) as stream:
+        text, acknowledged = "", 0
+        for line in stream:
+            text += line.get("stdout", "")
+            for pos in re.findall(r"^full pos=(\d+) ", line.get("stdout", ""), re.M):
+                if int(pos) > acknowledged:
+                    acknowledged = int(pos)
+                    box.call("ack", "x", pos)
+    made = parse(text)
+    assert made.out == bytes(33 + i % 90 for i in range(300000)) and made.err == bytes(33 + i % 89 for i in range(300000))
+    assert box.follow("x", made.pos - 1000).merged == made.merged[-1000:]
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_no_process_to_be_had(box: Box, processes: str) -> None:
+    words = ("setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--inh-caps=-all", "prlimit", "--nproc=" + processes, PATH, "run", "x", "--", "touch", "/tmp/ran")
+    last = parse(box.emulator.exec(box.id, *words).text()).last
+    assert (last.name, last["name"], last["errno"], last["started"]) == ("error", "spawn_failed", "11", "no")
+    assert box.plain("ls /tmp") == "" and box.ps() == {}

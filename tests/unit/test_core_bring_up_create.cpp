@@ -255,9 +255,9 @@ TEST_CASE("bring up: a listing that fails proves nothing") {
     const std::map<std::string_view, std::string> expected{
         {"unreachable", "wait 500"},           {"interrupted", "wait 500"},
         {"unauthorized", "fail unauthorized"}, {"forbidden", "fail unauthorized"},
-        {"not_found", "fail sandbox_gone"},    {"not_found_unproven", "wait 500"},
-        {"conflict", "fail cloud_error"},      {"too_large", "fail too_large"},
-        {"bad_request", "fail cloud_error"},   {"cap_reached", "fail cap_reached"},
+        {"not_found", "fail cloud_error"},     {"not_found_unproven", "wait 500"},
+        {"conflict", "fail cloud_error"},      {"too_large", "fail cloud_error"},
+        {"bad_request", "fail cloud_error"},   {"cap_reached", "fail rate_limited"},
         {"rate_limited", "wait 500"},          {"no_capacity", "wait 500"},
         {"server_error", "wait 500"},          {"bad_answer", "wait 500"}};
     for (const auto& each : all_kinds) {

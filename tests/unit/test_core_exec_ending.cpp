@@ -1,0 +1,373 @@
+// A command ended from outside, at each of its phases: cancel, deadline, the daemon's own end; and
+// that "confirmed" is said only when no process of it can be left.
+#include "exec_bench.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+using namespace sandboxd;
+using namespace sandboxd::test;
+using bench = exec_bench;
+using kind = cloud::failure_kind;
+
+TEST_CASE("exec, cancel: before it was sent, it has not run") {
+    SUBCASE("while it waits for its sandbox") {
+        bench b;
+        b.begin();
+        CHECK(b.cancel() == "finish");
+        CHECK(b.exit() == "cancelled 130 no");
+        CHECK(b.acquired() == "-"); // the sandbox comes too late
+    }
+    SUBCASE("while it waits to be sent again") {
+        bench b;
+        b.to_waiting();
+        CHECK(b.cancel() == "finish");
+        CHECK(b.exit() == "cancelled 130 no");
+        CHECK(b.waited() == "-");
+    }
+    SUBCASE("while its sandbox is brought up again") {
+        bench b;
+        b.to_sending();
+        REQUIRE(b.send_failed(kind::conflict) == "release_bad");
+        CHECK(b.cancel() == "finish");
+        CHECK(b.exit() == "cancelled 130 no");
+    }
+}
+
+TEST_CASE("exec, cancel: while it is being sent, the answer is waited for, not long") {
+    bench b;
+    b.to_sending();
+    REQUIRE(b.cancel(kill_signal::terminate) == "linger-2000");
+    CHECK(b.fsm.signal() == kill_signal::terminate);
+    CHECK(b.cancel(kill_signal::terminate) == "-");
+
+    SUBCASE("it is accepted: read and end it") {
+        CHECK(b.sent() == "read kill");
+        CHECK(b.fsm.ending());
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+    SUBCASE("it is certainly refused, whatever for: it has not run, and is not sent again") {
+        for (const kind why : {kind::unreachable, kind::unauthorized, kind::forbidden,
+                               kind::not_found, kind::conflict, kind::too_large, kind::bad_request,
+                               kind::cap_reached, kind::rate_limited}) {
+            bench c;
+            c.to_sending();
+            REQUIRE(c.cancel() == "linger-2000");
+            CHECK(c.send_failed(why) == "finish");
+            CHECK(c.exit() == "cancelled 130 no");
+        }
+    }
+    SUBCASE("it may have run: it is ended anyway") {
+        for (const kind why : {kind::interrupted, kind::not_found_unproven, kind::no_capacity,
+                               kind::server_error, kind::bad_answer}) {
+            bench c;
+            c.to_sending();
+            REQUIRE(c.cancel() == "linger-2000");
+            CHECK(c.send_failed(why) == "kill");
+            CHECK(c.killed() == "linger-500");
+            CHECK(c.lingered() == "finish");
+            CHECK(c.exit() == "cancelled 130 unknown unconfirmed");
+            CHECK_FALSE(c.fsm.exit().message.empty());
+        }
+    }
+    SUBCASE("its input was not put in place") {
+        CHECK(b.not_sent() == "finish");
+        CHECK(b.exit() == "cancelled 130 no");
+    }
+    SUBCASE("no answer comes in time") {
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 unknown unconfirmed");
+    }
+    SUBCASE("its time is up meanwhile") {
+        CHECK(b.deadline() == "kill");
+        CHECK(b.fsm.signal() == kill_signal::kill);
+        CHECK(b.lingered() == "-"); // the wait for the answer is over
+        CHECK(b.send_failed(kind::conflict) == "finish");
+        CHECK(b.exit() == "timed_out 124 no");
+    }
+}
+
+TEST_CASE("exec, cancel: while it runs") {
+    bench b;
+    b.to_running();
+    b.output();
+    REQUIRE(b.cancel(kill_signal::interrupt) == "kill");
+    CHECK(b.fsm.signal() == kill_signal::interrupt);
+    CHECK(b.output() == "-"); // what it says while it ends still counts
+
+    SUBCASE("confirmed, then the stream ends") {
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.exited(2) == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+        CHECK(b.fsm.exit().message.empty());
+    }
+    SUBCASE(
+        "confirmed, and the stream stays open: perhaps it was only just starting, so once more") {
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+    SUBCASE("confirmed, then the stream breaks off or ends in an error") {
+        CHECK(b.killed() == "linger-500");
+        CHECK((b.fsm.exit().error ? b.cut() : b.refused()) == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+    SUBCASE("not confirmed") {
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "cancelled 130 yes unconfirmed");
+        CHECK(b.fsm.exit().message.find("no answer") != std::string::npos);
+    }
+    SUBCASE("its time is up meanwhile: it stays cancelled") {
+        CHECK(b.deadline() == "-");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+}
+
+// A main process that has ended is not a tree that has ended: children may ignore the signal, and
+// finishing would stop the very command that is about to kill them.
+TEST_CASE("exec, cancel: the stream's end does not confirm that the tree is gone") {
+    for (const int how : {0, 1, 2}) {
+        CAPTURE(how);
+        const auto end_stream = [how](bench& b) {
+            return how == 0 ? b.exited(1) : how == 1 ? b.refused() : b.cut();
+        };
+        {
+            bench b;
+            b.to_ending();
+            CHECK(end_stream(b) == "-");
+            CHECK(b.killed() == "finish"); // nothing more can come
+            CHECK(b.exit() == "cancelled 130 yes");
+        }
+        {
+            bench b;
+            b.to_ending(true);
+            CHECK(end_stream(b) == "-");
+            CHECK(b.killed(false) == "finish");
+            CHECK(b.exit() == "timed_out 124 yes unconfirmed");
+        }
+    }
+}
+
+TEST_CASE("exec, cancel: a second one counts only if it is sharper") {
+    const kill_signal all[] = {kill_signal::interrupt, kill_signal::terminate, kill_signal::kill};
+    for (const kill_signal first : all) {
+        for (const kill_signal second : all) {
+            CAPTURE(static_cast<int>(first));
+            CAPTURE(static_cast<int>(second));
+            const bool sharper = second > first;
+            bench running;
+            running.to_running();
+            REQUIRE(running.cancel(first) == "kill");
+            CHECK(running.cancel(second) == (sharper ? "kill" : "-"));
+            CHECK(running.fsm.signal() == std::max(first, second));
+
+            bench sending;
+            sending.to_sending();
+            REQUIRE(sending.cancel(first) == "linger-2000");
+            CHECK(sending.cancel(second) == "-");
+            CHECK(sending.fsm.signal() == std::max(first, second));
+            CHECK(sending.sent() == "read kill");
+        }
+    }
+}
+
+TEST_CASE("exec, deadline: at each phase") {
+    SUBCASE("waiting for the sandbox does not count") {
+        bench b;
+        b.begin();
+        CHECK(b.deadline() == "-");
+        CHECK(b.acquired() == "arm send");
+    }
+    SUBCASE("nor does waiting to send again") {
+        bench b;
+        b.to_waiting();
+        CHECK(b.deadline() == "-");
+        CHECK(b.waited() == "arm send");
+    }
+    SUBCASE("running") {
+        bench b;
+        b.to_running();
+        CHECK(b.deadline() == "kill");
+        CHECK(b.fsm.signal() == kill_signal::kill);
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("running, and it cannot be ended") {
+        bench b;
+        b.to_running();
+        REQUIRE(b.deadline() == "kill");
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "timed_out 124 yes unconfirmed");
+    }
+    SUBCASE("ending: once is enough") {
+        bench b;
+        b.to_ending(true);
+        CHECK(b.deadline() == "-");
+        CHECK(b.cancel() == "-"); // nor does a cancel make another reason of it
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("sent and not answered") {
+        bench b;
+        b.to_ending_unanswered();
+        SUBCASE("refused after all: it has not run") {
+            CHECK(b.send_failed(kind::rate_limited) == "finish");
+            CHECK(b.exit() == "timed_out 124 no");
+        }
+        SUBCASE("its input was not put in place") {
+            CHECK(b.not_sent() == "finish");
+            CHECK(b.exit() == "timed_out 124 no");
+        }
+        SUBCASE("an answer that leaves it open") {
+            CHECK(b.send_failed(kind::server_error) == "-"); // the kill goes on
+            CHECK(b.killed() == "linger-500");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "timed_out 124 unknown unconfirmed");
+        }
+        SUBCASE("no answer at all") {
+            CHECK(b.killed(false) == "finish");
+            CHECK(b.exit() == "timed_out 124 unknown unconfirmed");
+        }
+    }
+}
+
+// The kill may have looked before the command's processes were there.
+TEST_CASE("exec, ending: a command accepted after the kill was sent is killed again, and only that "
+          "confirms") {
+    SUBCASE("the first kill has not ended yet") {
+        bench b;
+        b.to_ending_unanswered();
+        CHECK(b.sent() == "read kill");
+        CHECK(b.killed() == "-"); // the first: it says nothing about what started after it
+        CHECK(b.lingered() == "-");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("the first kill has been confirmed") {
+        bench b;
+        b.to_ending_unanswered();
+        REQUIRE(b.killed() == "linger-500");
+        CHECK(b.sent() == "read kill");
+        CHECK(b.lingered() == "-"); // the pause after the first
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("the second is not confirmed") {
+        bench b;
+        b.to_ending_unanswered();
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.killed() == "-");
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "timed_out 124 yes unconfirmed");
+    }
+    SUBCASE("the first is not confirmed, the second is") {
+        bench b;
+        b.to_ending_unanswered();
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.killed(false) == "-");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "kill");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("its stream ends between the two") {
+        bench b;
+        b.to_ending_unanswered();
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.exited() == "-");
+        CHECK(b.killed() == "-");
+        CHECK(b.killed() == "finish");
+    }
+}
+
+TEST_CASE("exec, ending: a failure inside the daemon never hangs a command") {
+    SUBCASE("acquiring") {
+        bench b;
+        b.begin();
+        CHECK(b.internal_error() == "finish");
+        CHECK(b.exit() == "failed null no internal_error");
+    }
+    SUBCASE("sending") {
+        bench b;
+        b.to_sending();
+        CHECK(b.internal_error() == "finish");
+        CHECK(b.exit() == "lost null unknown internal_error unconfirmed");
+    }
+    SUBCASE("running") {
+        bench b;
+        b.to_running();
+        CHECK(b.internal_error() == "finish");
+        CHECK(b.exit() == "lost null yes internal_error unconfirmed");
+    }
+    SUBCASE("ending: whoever cancelled is not told that it worked") {
+        bench b;
+        b.to_ending();
+        CHECK(b.internal_error() == "finish");
+        CHECK(b.exit() == "lost null yes internal_error unconfirmed");
+    }
+}
+
+TEST_CASE("exec, ending: the daemon stops, the command goes on") {
+    SUBCASE("acquiring") {
+        bench b;
+        b.begin();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "failed null no shutting_down");
+    }
+    SUBCASE("waiting to send again") {
+        bench b;
+        b.to_waiting();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "failed null no shutting_down");
+    }
+    SUBCASE("sending") {
+        bench b;
+        b.to_sending();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
+    }
+    SUBCASE("running") {
+        bench b;
+        b.to_running();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
+    }
+    SUBCASE("ending") {
+        bench b;
+        b.to_ending();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
+    }
+    SUBCASE("ending, before any answer") {
+        bench b;
+        b.to_ending_unanswered();
+        CHECK(b.stopping() == "finish");
+        CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
+    }
+}

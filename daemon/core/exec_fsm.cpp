@@ -209,7 +209,7 @@ exec_exit exec_fsm::ended() const {
     exit.returncode = timed_out ? timed_out_code : cancelled_code;
     exit.ran = answered_ ? started::yes : started::unknown;
     exit.message = unconfirmed_;
-    if (!answered_ && exit.message.empty()) {
+    if (!answered_ && !killed_for_good_ && exit.message.empty()) {
         exit.message = "the platform had not said whether the command had started; should it start late, it will run on";
     }
     exit.kill_unconfirmed = !exit.message.empty();
@@ -321,7 +321,7 @@ exec_fsm::steps exec_fsm::on_deadline() {
     return end(exit_reason::timed_out);
 }
 
-exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why) {
+exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach reach) {
     if (phase_ != phase::ending || --kills_ > 0) {
         return {}; // the later kill has seen more
     }
@@ -330,6 +330,10 @@ exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why) {
         return finish(ended());
     }
     kill_confirmed_ = true;
+    if (reach == kill_reach::before_start && !answered_) {
+        return finish(ended_unstarted());
+    }
+    killed_for_good_ = killed_for_good_ || reach != kill_reach::so_far;
     if (stream_over_) {
         return finish(ended());
     }
@@ -343,7 +347,7 @@ exec_fsm::steps exec_fsm::on_lingered() {
     if (phase_ != phase::ending || !kill_confirmed_) {
         return {};
     }
-    if (answered_ && !std::exchange(killed_twice_, true)) {
+    if (answered_ && !killed_for_good_ && !std::exchange(killed_twice_, true)) {
         return kill_again(); // its stream goes on: perhaps it was only just starting when it was looked for
     }
     return finish(ended());

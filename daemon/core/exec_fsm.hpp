@@ -46,6 +46,13 @@ struct exec_limits {
     milliseconds answer{2'000};       // for the platform's answer, when a cancel comes while it is awaited
 };
 
+// What a confirmed kill has settled.
+enum class kill_reach {
+    so_far,      // none of its processes is left; were it to start late, it would run
+    for_good,    // nor can it start any more
+    before_start // and it has never started
+};
+
 class exec_fsm {
 public:
     enum class action {
@@ -81,7 +88,7 @@ public:
     steps on_verdict(exec_exit exit);                                    // the in-sandbox runner's own word
     steps on_cancel(kill_signal signal);                                 // a second one counts only if it is sharper
     steps on_deadline();
-    steps on_killed(bool confirmed, std::string why);
+    steps on_killed(bool confirmed, std::string why, kill_reach reach = kill_reach::so_far);
     steps on_lingered();
     steps on_internal_error(std::string_view what);                      // a part of the daemon has failed: no hang
     steps on_daemon_stopping();                                          // whatever runs goes on without us
@@ -118,6 +125,7 @@ private:
     bool stream_over_ = false;
     int kills_ = 0;               // under way
     bool kill_confirmed_ = false; // by the last of them
+    bool killed_for_good_ = false;
     bool killed_twice_ = false;
     bool waiting_to_send_ = false;
     std::string waiting_for_;

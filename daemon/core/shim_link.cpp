@@ -17,6 +17,7 @@ started started_of(std::string_view text) noexcept {
 
 // As a shell tells a signal.
 constexpr int signal_base = 128;
+constexpr milliseconds least_visit{1'000}; // of a follower that leaves by itself without having brought anything
 
 } // namespace
 
@@ -38,7 +39,7 @@ shim_link::step shim_link::on_installed() {
 }
 
 shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
-    if (heard_) {
+    if (heard_ || doubtful_) {
         return lost("the shim could not be put back (" + why + ")", started::unknown);
     }
     step next = act(unusable ? action::unusable : action::refused);
@@ -62,7 +63,23 @@ shim_link::step shim_link::on_install_failed(milliseconds now, const cloud::fail
     return next;
 }
 
-shim_link::step shim_link::on_answering() { return act(action::read); }
+shim_link::step shim_link::on_answering() {
+    greeted_at_.reset();
+    heard_before_ = heard_;
+    came_with_ = pos_;
+    return act(action::read);
+}
+
+bool shim_link::long_visit(milliseconds now) const noexcept {
+    return greeted_at_ && now - *greeted_at_ >= least_visit;
+}
+
+void shim_link::doubt() {
+    if (!heard_) {
+        doubtful_ = true;
+        certain_ = false;
+    }
+}
 
 shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure& failure) {
     const bool certain = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
@@ -73,21 +90,24 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
         return next;
     }
     if (not_there) {
-        return lost(failure.kind == kind::conflict ? "the sandbox was stopped while the command ran"
-                                                   : "the sandbox is gone",
-                    data_seen_ ? started::yes : started::unknown);
+        // Said again and again: platforms have been seen to contradict themselves.
+        return puzzled(now, failure.kind == kind::conflict ? "the sandbox was stopped while the command ran"
+                                                           : "the sandbox is gone");
     }
-    if (!heard_ && !certain) {
-        doubtful_ = true;
+    if (!certain) {
+        doubt();
     }
     return again(now, failure.message);
 }
 
 shim_link::step shim_link::on_cut(milliseconds now, std::string_view why) {
-    if (!heard_) {
-        doubtful_ = true;
-    }
+    doubt();
     return again(now, why);
+}
+
+shim_link::step shim_link::on_nonsense(milliseconds now, std::string_view why) {
+    doubt();
+    return puzzled(now, why);
 }
 
 // A connection problem: it passes, or the outage outlasts the sandbox.
@@ -99,7 +119,7 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
     if (now - *silent_since_ >= (heard_ ? limits_.outage : limits_.first_answer)) {
         return lost("the platform could not be reached for " +
                         std::to_string((now - *silent_since_).count() / 1000) + " s (" + last_trouble_ + ")",
-                    data_seen_ ? started::yes : started::unknown);
+                    started::unknown);
     }
     step next = act(action::wait);
     next.delay = retry_.next();
@@ -109,32 +129,40 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
 // An answer that brings nothing on. It comes from a place that untrusted code controls, so it is not taken forever.
 shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
     if (++puzzles_ > limits_.puzzles) {
-        return lost(std::string(why), data_seen_ ? started::yes : started::unknown);
+        return lost(std::string(why), started::unknown);
     }
     return again(now, why);
 }
 
 shim_link::step shim_link::on_waited() { return next_post(); }
 
-shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text) {
-    if (heard_) {
-        return puzzled(now, "the platform ended the connection to the command: " + std::string(text));
+shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, bool never_ran) {
+    if (!never_ran) {
+        doubt();
     }
-    if (doubtful_) {
-        return puzzled(now, text);
-    }
-    // Not one word: the shim itself is not there, or cannot run.
-    if (!tried_install_) {
+    // Not one word: perhaps the shim is not there. Putting it there starts nothing.
+    if (!greeted_at_ && !tried_install_) {
         return act(action::install);
     }
-    step next = act(action::unusable);
-    next.text = text;
-    return next;
+    if (never_ran && !greeted_at_ && !heard_ && !doubtful_) {
+        step next = act(action::unusable);
+        next.text = text;
+        return next;
+    }
+    return puzzled(now, heard_ ? "the platform ended the connection to the command: " + std::string(text)
+                               : std::string(text));
 }
 
 shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
     silent_since_.reset();
+    if (long_visit(now)) {
+        puzzles_ = 0;
+        retry_.reset();
+    }
     if (const auto* data = std::get_if<shim_data>(&frame)) {
+        if (data->pos != pos_) {
+            return puzzled(now, "the shim went on at another place than asked for");
+        }
         puzzles_ = 0;
         retry_.reset();
         data_seen_ = true;
@@ -149,6 +177,8 @@ shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
 shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
     if (note.name == "deepinfra-shim/1") {
         heard_ = true;
+        tried_install_ = false;
+        greeted_at_ = now;
         if (const auto pos = note.number("pos"); pos && *pos != pos_) {
             return puzzled(now, "the shim went on at another place than asked for");
         }
@@ -160,6 +190,9 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
     }
     if (note.name == "gap") {
         const std::uint64_t size = note.number("n").value_or(0);
+        if (note.number("pos") != pos_) {
+            return puzzled(now, "the shim went on at another place than asked for");
+        }
         pos_ += size;
         dropped_ += size;
         return act(action::read);
@@ -171,6 +204,10 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         if (note.text("why") == "superseded") {
             return puzzled(now, "another follower of this command has taken over");
         }
+        // At once, but not round and round.
+        if (pos_ == came_with_ && !long_visit(now)) {
+            return puzzled(now, "the shim leaves as soon as it has come");
+        }
         puzzles_ = 0;
         return act(action::follow);
     }
@@ -178,7 +215,7 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         return on_lost(now, note);
     }
     if (note.name == "error") {
-        return on_error(note);
+        return on_error(now, note);
     }
     return act(action::read);
 }
@@ -245,6 +282,7 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
         // It died before it started anything. Its claim says so, and the next `run` takes that over.
         ++reruns_;
         heard_ = false;
+        heard_before_ = false;
         doubtful_ = false;
         return again(now, "the runner in the sandbox ended before it started the command");
     }
@@ -263,15 +301,20 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
                 started_of(note.text("started")));
 }
 
-shim_link::step shim_link::on_error(const shim_note& note) {
+// What it says of the start holds for this one call only.
+shim_link::step shim_link::on_error(milliseconds now, const shim_note& note) {
     const std::string name(note.text("name"));
-    if (note.text("started") != "no") {
+    const bool other = name == "id_in_use"; // ours would have had the same digest
+    if (heard_before_ || (doubtful_ && !other)) {
+        return puzzled(now, "the shim failed: " + name);
+    }
+    if (note.text("started") != "no" && !other) {
         return lost("the shim failed: " + name, started::unknown);
     }
     exec_exit exit;
     exit.reason = exit_reason::failed;
     exit.ran = started::no;
-    if (name == "id_in_use") {
+    if (other) {
         exit.message = "a command with the same id and other arguments was started before; this one has not run";
         exit.error.emplace(error_name::exec_id_in_use, exit.message);
     } else {
@@ -285,7 +328,7 @@ shim_link::step shim_link::on_error(const shim_note& note) {
 shim_link::step shim_link::lost(std::string why, started ran) {
     exec_exit exit;
     exit.reason = exit_reason::lost;
-    exit.ran = ran == started::no ? started::unknown : ran;
+    exit.ran = data_seen_ ? started::yes : ran == started::no ? started::unknown : ran;
     exit.message = why + "; its outcome is unknown, and it was not run again";
     exit.error.emplace(error_name::outcome_unknown, exit.message);
     return ended(std::move(exit));

@@ -57,8 +57,11 @@ public:
     step on_answering();                                   // 200: frames may come
     step on_post_failed(milliseconds now, const cloud::failure& failure);
     step on_frame(milliseconds now, const shim_frame& frame);
-    step on_terminal(milliseconds now, std::string_view text); // the platform's own end of the stream, for people
-    step on_cut(milliseconds now, std::string_view why);       // without one, or what came is not a shim's
+    // The platform's own end of the stream, told by `text` for people. `never_ran`: it says that the shim could not be
+    // executed.
+    step on_terminal(milliseconds now, std::string_view text, bool never_ran);
+    step on_cut(milliseconds now, std::string_view why);      // the stream ended without one
+    step on_nonsense(milliseconds now, std::string_view why); // what came is not what a shim prints
     step on_waited();
 
     // After `ended`.
@@ -67,10 +70,14 @@ public:
     std::uint64_t pos() const noexcept { return pos_; }
     bool heard() const noexcept { return heard_; } // the shim has spoken: the id is claimed or was found not to be
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
+    // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget the id.
+    bool certain() const noexcept { return certain_; }
 
 private:
     step act(action what) const;
     step next_post() const { return act(heard_ ? action::follow : action::run); }
+    bool long_visit(milliseconds now) const noexcept;
+    void doubt(); // a `run` may have taken effect, now or later
     step again(milliseconds now, std::string_view why);
     step puzzled(milliseconds now, std::string_view why);
     step lost(std::string why, started ran);
@@ -78,14 +85,18 @@ private:
     step on_note(milliseconds now, const shim_note& note);
     step on_exit(const shim_note& note);
     step on_lost(milliseconds now, const shim_note& note);
-    step on_error(const shim_note& note);
+    step on_error(milliseconds now, const shim_note& note);
     static exec_exit not_started(const shim_note& note);
 
     shim_link_limits limits_;
     bool installed_;
-    bool tried_install_ = false;
+    bool tried_install_ = false; // since its last word
     bool heard_;
-    bool doubtful_ = false; // a `run` may have taken effect
+    bool heard_before_ = false; // in an earlier call than this one
+    bool doubtful_ = false;     // a `run` may have taken effect
+    bool certain_ = true;
+    std::optional<milliseconds> greeted_at_; // in this call
+    std::uint64_t came_with_ = 0;            // pos_ when this call began
     bool data_seen_ = false;
     std::string notice_; // of the runner, for the client
     std::uint64_t pos_ = 0;

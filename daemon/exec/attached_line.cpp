@@ -58,27 +58,27 @@ asio::awaitable<line_event> attached_line::next() {
     }
 }
 
-asio::awaitable<std::string> attached_line::kill(core::kill_signal signal) {
+asio::awaitable<kill_outcome> attached_line::kill(core::kill_signal signal) {
     auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(exec_id_, signal), kill_limit);
     account_.observe(sent);
     if (!sent.has_value()) {
         const cloud::failure failure = sent.error();
         if (failure.kind == cloud::failure_kind::conflict) {
-            co_return std::string(); // the sandbox does not run, so nothing in it does
+            co_return kill_outcome{}; // the sandbox does not run, so nothing in it does
         }
-        co_return failure.message;
+        co_return kill_outcome{failure.message};
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
     for (;;) {
         const cloud::exec_event event = co_await stream->next();
         if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return exited->returncode == 0 ? std::string() : std::string("some of them did not end");
+            co_return kill_outcome{exited->returncode == 0 ? "" : "some of them did not end"};
         }
         if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-            co_return refused->message;
+            co_return kill_outcome{refused->message};
         }
         if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            co_return cut->why.message;
+            co_return kill_outcome{cut->why.message};
         }
     }
 }

@@ -17,7 +17,7 @@ public:
 
     boost::asio::awaitable<line_opened> open() override;
     boost::asio::awaitable<line_event> next() override;
-    boost::asio::awaitable<std::string> kill(core::kill_signal signal) override;
+    boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) override;
     void hang_up() noexcept override { stream_.reset(); }
     bool attached() const noexcept override { return true; }
 

@@ -36,16 +36,23 @@ struct line_output {
 using line_event =
     std::variant<line_output, core::exec_exit, cloud::exec_exited, cloud::exec_refused, cloud::exec_cut>;
 
+struct kill_outcome {
+    std::string why; // that is not sure; empty: none of its processes is left
+    core::kill_reach reach = core::kill_reach::so_far;
+};
+
 class line {
 public:
     virtual ~line() = default;
     virtual boost::asio::awaitable<line_opened> open() = 0;
     virtual boost::asio::awaitable<line_event> next() = 0;
-    // Ends the command's processes. Empty: none is left; else why that is not sure.
-    virtual boost::asio::awaitable<std::string> kill(core::kill_signal signal) = 0;
+    // Ends the command's processes.
+    virtual boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) = 0;
     virtual void hang_up() noexcept = 0;
     // Output before `pos`, over both streams, is safe with the client: it need not be kept any more.
     virtual void acknowledged(std::uint64_t) {}
+    // Once the client knows its end, whatever the sandbox keeps of the command may go.
+    virtual bool forgettable() const noexcept { return false; }
     virtual bool attached() const noexcept = 0; // the command depends on the connection
 };
 

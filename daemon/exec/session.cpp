@@ -49,6 +49,23 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
     }
 }
 
+// However a coroutine ends, the connection goes with it, not when the session is forgotten.
+class hang_up {
+public:
+    explicit hang_up(line& which) : line_(&which) {}
+    hang_up(const hang_up&) = delete;
+    hang_up& operator=(const hang_up&) = delete;
+    ~hang_up() {
+        if (line_ != nullptr) {
+            line_->hang_up();
+        }
+    }
+    void leave_open() noexcept { line_ = nullptr; }
+
+private:
+    line* line_;
+};
+
 } // namespace
 
 session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
@@ -181,8 +198,10 @@ asio::awaitable<void> session::send() {
             co_return;
         }
         const std::shared_ptr<line> opening = line_;
+        hang_up unless_open(*opening);
         line_opened outcome = co_await opening->open();
         if (std::holds_alternative<line_open>(outcome)) {
+            unless_open.leave_open();
             apply(fsm_.on_sent());
             co_return;
         }
@@ -210,7 +229,7 @@ std::shared_ptr<line> session::make_line() {
     plan.longest = longest_connection();
     plan.run = core::shim_run(shims_.path(), id(), request_.command, request_.timeout, plan.longest,
                               shims_.take_told(sandbox_id_));
-    plan.installed = !lease_.how().created;
+    plan.installed = shims_.installed(sandbox_id_) || !lease_.how().created;
     return std::make_shared<shim_line>(executor_, account_, shims_, std::move(plan));
 }
 
@@ -230,14 +249,6 @@ std::chrono::seconds session::longest_connection() const {
 
 asio::awaitable<void> session::read() {
     const std::shared_ptr<line> reading = line_;
-    // However this ends, the connection goes with it, not when the session is forgotten.
-    struct hang_up {
-        line& of;
-        explicit hang_up(line& which) : of(which) {}
-        hang_up(const hang_up&) = delete;
-        hang_up& operator=(const hang_up&) = delete;
-        ~hang_up() { of.hang_up(); }
-    };
     const hang_up at_the_end(*reading);
     while (!fsm_.done()) {
         while (queue_.full()) {
@@ -278,23 +289,26 @@ void session::take_event(const line_event& event) {
 }
 
 asio::awaitable<void> session::kill() {
-    const std::string why = co_await kill_all(fsm_.signal());
-    apply(fsm_.on_killed(why.empty(), why));
+    const kill_outcome outcome = co_await kill_all(fsm_.signal());
+    apply(fsm_.on_killed(outcome.why.empty(), outcome.why, outcome.reach));
 }
 
-asio::awaitable<std::string> session::kill_all(core::kill_signal signal) {
+asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
     using namespace asio::experimental::awaitable_operators;
     const std::shared_ptr<line> ending = line_;
     if (!ending) {
-        co_return std::string(); // nothing was ever sent
+        co_return kill_outcome{}; // nothing was ever sent
     }
     asio::steady_timer patience(executor_, kill_patience);
-    const auto outcome = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
-    std::string why = outcome.index() == 0 ? std::get<0>(outcome) : std::string("the platform did not answer in time");
-    if (!why.empty()) {
-        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), why);
+    const auto first = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
+    kill_outcome outcome{"the platform did not answer in time"};
+    if (first.index() == 0) {
+        outcome = std::get<0>(first);
     }
-    co_return why;
+    if (!outcome.why.empty()) {
+        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), outcome.why);
+    }
+    co_return outcome;
 }
 
 void session::finish() {
@@ -333,7 +347,7 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         if (fsm_.exit().reason != core::exit_reason::lost && !fsm_.exit().kill_unconfirmed) {
             co_return cancel_outcome{true, {}};
         }
-        std::string why = co_await kill_all(signal);
+        const std::string why = (co_await kill_all(signal)).why;
         const bool confirmed = why.empty();
         co_return cancel_outcome{confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
@@ -357,7 +371,7 @@ void session::detach() {
 }
 
 void session::told() {
-    if (line_ && !line_->attached()) {
+    if (line_ && line_->forgettable()) {
         shims_.told(sandbox_id_, id());
     }
 }

@@ -102,7 +102,7 @@ private:
     boost::asio::awaitable<void> send();
     boost::asio::awaitable<void> read();
     boost::asio::awaitable<void> kill();
-    boost::asio::awaitable<std::string> kill_all(core::kill_signal signal); // empty: confirmed; else why not
+    boost::asio::awaitable<kill_outcome> kill_all(core::kill_signal signal);
     std::shared_ptr<line> make_line();
     void take_event(const line_event& event);
     void ready();

@@ -114,6 +114,11 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
     }
 }
 
+bool shim_keeper::installed(const std::string& sandbox_id) const {
+    const auto found = places_.find(sandbox_id);
+    return found != places_.end() && found->second->last.installed;
+}
+
 std::optional<std::string> shim_keeper::unusable(const std::string& sandbox_id) const {
     const auto found = places_.find(sandbox_id);
     if (found == places_.end() || found->second->unusable.empty()) {

@@ -33,6 +33,8 @@ public:
 
     boost::asio::awaitable<install_outcome> install(std::string sandbox_id);
 
+    bool installed(const std::string& sandbox_id) const; // it has been seen there
+
     // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is known.
     std::optional<std::string> unusable(const std::string& sandbox_id) const;
     void set_unusable(const std::string& sandbox_id, std::string why);

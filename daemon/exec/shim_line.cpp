@@ -4,9 +4,11 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <utility>
@@ -20,10 +22,28 @@ using link = core::shim_link;
 
 constexpr std::chrono::seconds platform_cap{1800}; // on one command (P); the shim leaves well before
 constexpr std::chrono::seconds helper_limit{30};   // for `shim kill` and `shim ack`
+constexpr std::chrono::seconds farewell{2};
+constexpr std::chrono::seconds silence{45};        // three of the shim's keepalives
+constexpr std::chrono::seconds tell_again{2};
 constexpr std::uint64_t tell_every = 64U << 20;    // bytes; a quarter of the shim's spool
 
 std::chrono::milliseconds now() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+// The shim has said its last word and the platform is about to: reading that too gives the connection back to the pool,
+// where the next command finds it warm.
+asio::awaitable<void> read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
+    using namespace asio::experimental::awaitable_operators;
+    const auto rest = [&]() -> asio::awaitable<void> {
+        for (bool going_on = true; going_on;) {
+            const cloud::exec_event event = co_await stream->next();
+            going_on = std::holds_alternative<cloud::exec_output>(event) ||
+                       std::holds_alternative<cloud::exec_heartbeat>(event);
+        }
+    };
+    asio::steady_timer patience(executor, farewell);
+    co_await (rest() || patience.async_wait(asio::use_awaitable));
 }
 
 } // namespace
@@ -64,7 +84,19 @@ asio::awaitable<line_event> shim_line::next() {
     }
 }
 
+void shim_line::hang_up() noexcept {
+    if (step_.what == link::action::ended && stream_) {
+        asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream_)), asio::detached);
+    }
+    stream_.reset();
+}
+
 asio::awaitable<link::step> shim_line::perform(link::step step) {
+    if (given_up_ && !run_sent_) {
+        step.what = link::action::refused;
+        step.failure = cloud::failure{cloud::failure_kind::bad_request, 0, "it was given up before it was sent", std::nullopt};
+        co_return step;
+    }
     switch (step.what) {
     case link::action::install: {
         const install_outcome outcome = co_await keeper_.install(plan_.sandbox_id);
@@ -99,6 +131,12 @@ asio::awaitable<link::step> shim_line::post(bool run) {
                 co_return link_.on_install_failed(now(), put.error());
             }
         }
+        if (given_up_) {
+            link::step again;
+            again.what = link::action::run;
+            co_return again; // to perform(), which knows
+        }
+        run_sent_ = true;
     }
     std::vector<std::string> argv = plan_.run.argv;
     if (!run) {
@@ -114,40 +152,61 @@ asio::awaitable<link::step> shim_line::post(bool run) {
 }
 
 asio::awaitable<link::step> shim_line::read() {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer patience(executor_);
     for (;;) {
         if (const std::optional<core::shim_frame> frame = parser_.next()) {
             co_return link_.on_frame(now(), *frame);
         }
         if (!parser_.broken().empty()) {
-            co_return link_.on_terminal(now(), parser_.broken());
+            co_return link_.on_nonsense(now(), parser_.broken());
         }
-        const cloud::exec_event event = co_await stream_->next();
+        patience.expires_after(silence);
+        auto first = co_await (stream_->next() || patience.async_wait(asio::use_awaitable));
+        if (first.index() != 0) {
+            co_return link_.on_cut(now(), "no sign of life from the sandbox");
+        }
+        const cloud::exec_event& event = std::get<0>(first);
         if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
             if (!output->is_stderr) { // the shim says nothing there
                 parser_.feed(output->text);
             }
         } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return link_.on_terminal(now(), "the shim ended with code " + std::to_string(exited->returncode));
+            const bool never_ran = exited->returncode == 126 || exited->returncode == 127;
+            co_return link_.on_terminal(now(), "the shim ended with code " + std::to_string(exited->returncode), never_ran);
         } else if (const auto* error = std::get_if<cloud::exec_refused>(&event)) {
-            co_return link_.on_terminal(now(), error->message);
+            co_return link_.on_terminal(now(), error->message, false);
         } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
             co_return link_.on_cut(now(), cut->why.message);
         }
     }
 }
 
-asio::awaitable<std::string> shim_line::kill(core::kill_signal signal) {
+asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
+    if (!run_sent_) {
+        given_up_ = true;
+        co_return kill_outcome{"", core::kill_reach::before_start};
+    }
+    std::optional<kill_outcome> outcome = co_await try_kill(signal);
+    if (!outcome && (co_await keeper_.install(plan_.sandbox_id)).installed) { // a command may have removed it
+        outcome = co_await try_kill(signal);
+    }
+    co_return outcome.value_or(kill_outcome{"the shim did not say how the killing went"});
+}
+
+// Nothing: the shim did not say a word.
+asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_signal signal) {
     auto sent = co_await account_.cloud().exec(plan_.sandbox_id, core::shim_kill(keeper_.path(), plan_.exec_id, signal),
                                                helper_limit);
     account_.observe(sent);
     if (!sent.has_value()) {
         const cloud::failure failure = sent.error();
         if (failure.kind == cloud::failure_kind::conflict) {
-            co_return std::string(); // the sandbox does not run, so nothing in it does
+            co_return kill_outcome{}; // the sandbox does not run, so nothing in it does
         }
-        co_return failure.message;
+        co_return kill_outcome{failure.message};
     }
-    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
     core::shim_parser parser;
     for (;;) {
         const cloud::exec_event event = co_await stream->next();
@@ -158,44 +217,70 @@ asio::awaitable<std::string> shim_line::kill(core::kill_signal signal) {
             while (const std::optional<core::shim_frame> frame = parser.next()) {
                 const auto* note = std::get_if<core::shim_note>(&*frame);
                 if (note != nullptr && note->name == "killed") {
-                    co_return note->text("confirmed") == "yes" ? std::string() : std::string("some of them did not end");
+                    asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream)), asio::detached);
+                    if (note->text("confirmed") != "yes") {
+                        co_return kill_outcome{"some of them did not end"};
+                    }
+                    co_return kill_outcome{"", note->text("was") == "unclaimed" ? core::kill_reach::before_start
+                                                                                : core::kill_reach::for_good};
                 }
                 if (note != nullptr && note->name == "error") {
-                    co_return "the shim failed: " + std::string(note->text("name"));
+                    co_return kill_outcome{"the shim failed: " + std::string(note->text("name"))};
                 }
             }
         } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            co_return cut->why.message;
+            co_return kill_outcome{cut->why.message};
         } else if (!std::holds_alternative<cloud::exec_heartbeat>(event)) {
-            co_return std::string("the shim did not say how the killing went");
+            if (parser.hello_seen()) {
+                co_return kill_outcome{"the shim did not say how the killing went"};
+            }
+            co_return std::nullopt;
         }
     }
 }
 
 // Rarely: only for commands that print more than the shim keeps does it matter when.
 void shim_line::acknowledged(std::uint64_t pos) {
-    if (telling_ || pos < told_pos_ + tell_every) {
+    safe_pos_ = std::max(safe_pos_, pos);
+    if (telling_ || safe_pos_ < told_pos_ + tell_every) {
         return;
     }
     telling_ = true;
-    asio::co_spawn(executor_, [self = shared_from_this(), pos] { return self->send_acknowledgement(pos); },
-                   asio::detached);
+    asio::co_spawn(executor_, [self = shared_from_this()] { return self->keep_acknowledging(); }, asio::detached);
 }
 
-asio::awaitable<void> shim_line::send_acknowledgement(std::uint64_t pos) {
+// A full spool waits for this one word, so it is said until it has arrived.
+asio::awaitable<void> shim_line::keep_acknowledging() {
+    asio::steady_timer pause(executor_);
+    while (safe_pos_ >= told_pos_ + tell_every && step_.what != link::action::ended) {
+        const std::uint64_t pos = safe_pos_;
+        if (co_await send_acknowledgement(pos)) {
+            told_pos_ = pos;
+        } else {
+            pause.expires_after(tell_again);
+            co_await pause.async_wait(asio::use_awaitable);
+        }
+    }
+    telling_ = false;
+}
+
+asio::awaitable<bool> shim_line::send_acknowledgement(std::uint64_t pos) {
     auto sent = co_await account_.cloud().exec(
         plan_.sandbox_id, core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), helper_limit);
     account_.observe(sent);
-    if (sent.has_value()) {
-        const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-        for (bool going_on = true; going_on;) {
-            const cloud::exec_event event = co_await stream->next();
-            going_on = std::holds_alternative<cloud::exec_output>(event) ||
-                       std::holds_alternative<cloud::exec_heartbeat>(event);
-        }
-        told_pos_ = pos;
+    if (!sent.has_value()) {
+        co_return false;
     }
-    telling_ = false;
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    for (;;) {
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            co_return exited->returncode == 0;
+        }
+        if (!std::holds_alternative<cloud::exec_output>(event) && !std::holds_alternative<cloud::exec_heartbeat>(event)) {
+            co_return false;
+        }
+    }
 }
 
 } // namespace sandboxd::exec

@@ -33,16 +33,19 @@ public:
 
     boost::asio::awaitable<line_opened> open() override;
     boost::asio::awaitable<line_event> next() override;
-    boost::asio::awaitable<std::string> kill(core::kill_signal signal) override;
-    void hang_up() noexcept override { stream_.reset(); }
+    boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) override;
+    void hang_up() noexcept override;
     void acknowledged(std::uint64_t pos) override;
+    bool forgettable() const noexcept override { return link_.certain(); }
     bool attached() const noexcept override { return false; }
 
 private:
     boost::asio::awaitable<core::shim_link::step> perform(core::shim_link::step step);
     boost::asio::awaitable<core::shim_link::step> post(bool run);
     boost::asio::awaitable<core::shim_link::step> read();
-    boost::asio::awaitable<void> send_acknowledgement(std::uint64_t pos);
+    boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
+    boost::asio::awaitable<void> keep_acknowledging();
+    boost::asio::awaitable<bool> send_acknowledgement(std::uint64_t pos);
 
     boost::asio::any_io_executor executor_;
     sandbox::account& account_;
@@ -52,7 +55,10 @@ private:
     core::shim_parser parser_;
     std::unique_ptr<cloud::exec_stream> stream_;
     core::shim_link::step step_;
-    std::uint64_t told_pos_ = 0; // to the shim
+    bool run_sent_ = false;
+    bool given_up_ = false; // before anything was sent
+    std::uint64_t safe_pos_ = 0; // with the client
+    std::uint64_t told_pos_ = 0; // of that, to the shim
     bool telling_ = false;
 };
 

@@ -11,6 +11,7 @@ EXEC = "POST /v1/sandboxes/{id}/exec"
 CREATE = "POST /v1/sandboxes"
 START = "POST /v1/sandboxes/{id}/start"
 STOP = "POST /v1/sandboxes/{id}/stop"
+SHIM = "/.deepinfra-sandboxd/shim-"
 DELETE = "DELETE /v1/sandboxes/{id}"
 
 
@@ -38,6 +39,13 @@ def appears(path: pathlib.Path) -> None:
 
 
 def processes(emulator: Emulator) -> list[str]:
-    """Command lines that run in the one sandbox, without what the daemon runs there to end others."""
+    """Command lines that run in the one sandbox, without what the daemon itself runs there: the shim's followers, and the attached
+    form's way of ending others. (A runner has no command line at all.)"""
     every = [one["cmdline"] for one in emulator.processes(only_id(emulator))]
-    return [line for line in every if line and "marker=$1 signal=$2" not in line and "DEEPINFRA_SANDBOXD_EXEC=" not in line]
+    ours = ("marker=$1 signal=$2", "DEEPINFRA_SANDBOXD_EXEC=", SHIM)
+    return [line for line in every if line and not any(each in line for each in ours)]
+
+
+def without_shim(emulator: Emulator) -> None:
+    """The next sandbox cannot run the shim, as where /workspace is mounted noexec: its commands are of the attached form."""
+    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stderr": "sh: Permission denied\\n"}\n{"returncode": 126}\n'}})

@@ -106,7 +106,7 @@ std::optional<shim_frame> shim_parser::data_frame(std::string_view line, std::si
         return fail("a data frame of the shim is malformed");
     }
     std::uint64_t& expected = offsets_[is_stderr ? 1 : 0];
-    if (*size == 0 || *size > max_data || *pos != pos_ || *offset != expected) {
+    if (*size == 0 || *size > max_data || *pos != pos_ || *offset != expected || !exact_) {
         return fail("a data frame of the shim does not follow from what came before");
     }
     const std::size_t length = coding == "r" ? static_cast<std::size_t>(*size) : (static_cast<std::size_t>(*size) + 2) / 3 * 4;
@@ -166,20 +166,20 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
         const auto err = note.number("err");
         if (note.name == "gap") {
             const auto size = note.number("n");
-            if (!pos || !size || !out || !err || *pos != pos_ || *out + *err != *pos + *size || *out < offsets_[0] ||
-                *err < offsets_[1]) {
+            const bool back = exact_ && out && err && (*out < offsets_[0] || *err < offsets_[1]);
+            if (!pos || !size || !out || !err || *pos != pos_ || *out + *err != *pos + *size || back) {
                 return fail("a gap of the shim does not follow from what came before");
             }
             pos_ = *pos + *size;
             offsets_[0] = *out;
             offsets_[1] = *err;
+            exact_ = true;
         } else if (pos) {
-            if (!out || !err || *out + *err != *pos) {
-                return fail("the shim's first frame contradicts itself");
-            }
+            // The other two are exact unless a gap follows, which then tells them.
             pos_ = *pos;
-            offsets_[0] = *out;
-            offsets_[1] = *err;
+            offsets_[0] = out.value_or(0);
+            offsets_[1] = err.value_or(0);
+            exact_ = offsets_[0] + offsets_[1] == pos_;
         }
         hello_seen_ = true;
     }

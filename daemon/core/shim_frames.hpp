@@ -57,6 +57,7 @@ private:
     bool hello_seen_ = false;
     std::uint64_t pos_ = 0;
     std::uint64_t offsets_[2] = {0, 0};
+    bool exact_ = true; // offsets_ are known
 };
 
 } // namespace sandboxd::core

@@ -278,7 +278,7 @@ exec_exit shim_link::not_started(const shim_note& note) {
 
 shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
     const std::string_view claim = note.text("claim");
-    if (claim == "claimed" && reruns_ < 2) {
+    if (claim == "claimed" && pos_ == 0 && reruns_ < 2) {
         // It died before it started anything. Its claim says so, and the next `run` takes that over.
         ++reruns_;
         heard_ = false;

@@ -347,7 +347,8 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         if (fsm_.exit().reason != core::exit_reason::lost && !fsm_.exit().kill_unconfirmed) {
             co_return cancel_outcome{true, {}};
         }
-        const std::string why = (co_await kill_all(signal)).why;
+        const kill_outcome outcome = co_await kill_all(signal);
+        const std::string& why = outcome.why;
         const bool confirmed = why.empty();
         co_return cancel_outcome{confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }

@@ -154,6 +154,14 @@ asio::awaitable<link::step> shim_line::post(bool run) {
 asio::awaitable<link::step> shim_line::read() {
     using namespace asio::experimental::awaitable_operators;
     asio::steady_timer patience(executor_);
+    struct arrived { // as asio's operator|| would take the variant apart
+        cloud::exec_event event;
+    };
+    const auto arrival = [this]() -> asio::awaitable<arrived> {
+        arrived got;
+        got.event = co_await stream_->next();
+        co_return got;
+    };
     for (;;) {
         if (const std::optional<core::shim_frame> frame = parser_.next()) {
             co_return link_.on_frame(now(), *frame);
@@ -162,11 +170,11 @@ asio::awaitable<link::step> shim_line::read() {
             co_return link_.on_nonsense(now(), parser_.broken());
         }
         patience.expires_after(silence);
-        auto first = co_await (stream_->next() || patience.async_wait(asio::use_awaitable));
+        const auto first = co_await (arrival() || patience.async_wait(asio::use_awaitable));
         if (first.index() != 0) {
             co_return link_.on_cut(now(), "no sign of life from the sandbox");
         }
-        const cloud::exec_event& event = std::get<0>(first);
+        const cloud::exec_event& event = std::get<0>(first).event;
         if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
             if (!output->is_stderr) { // the shim says nothing there
                 parser_.feed(output->text);
@@ -188,8 +196,11 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
         co_return kill_outcome{"", core::kill_reach::before_start};
     }
     std::optional<kill_outcome> outcome = co_await try_kill(signal);
-    if (!outcome && (co_await keeper_.install(plan_.sandbox_id)).installed) { // a command may have removed it
-        outcome = co_await try_kill(signal);
+    if (!outcome) {
+        const install_outcome put_back = co_await keeper_.install(plan_.sandbox_id); // a command may have removed it
+        if (put_back.installed) {
+            outcome = co_await try_kill(signal);
+        }
     }
     co_return outcome.value_or(kill_outcome{"the shim did not say how the killing went"});
 }
@@ -254,7 +265,8 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
     asio::steady_timer pause(executor_);
     while (safe_pos_ >= told_pos_ + tell_every && step_.what != link::action::ended) {
         const std::uint64_t pos = safe_pos_;
-        if (co_await send_acknowledgement(pos)) {
+        const bool arrived = co_await send_acknowledgement(pos);
+        if (arrived) {
             told_pos_ = pos;
         } else {
             pause.expires_after(tell_again);

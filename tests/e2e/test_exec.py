@@ -231,7 +231,7 @@ def test_a_script_longer_than_an_argument_may_be(peer: Peer, emulator: Emulator,
     ended = peer.run(script=script, login=login, stdin="a line\n" + "x" * 200000)
     assert (ended.stdout, ended.returncode) == (b"got a line\nlogin\n" if login else b"got a line\n", 6), ended.stderr
     left = sorted(each.name.partition("-")[0] for each in (workspace(emulator) / ".deepinfra-sandboxd").iterdir())
-    assert left == ["claims", "shim"]  # nothing else is left lying around
+    assert left == [".gitignore", "claims", "shim"]  # nothing else is left lying around
 
 
 # -- input

@@ -288,7 +288,7 @@ def test_a_platform_that_waits_for_the_background(peer: Peer, emulator: Emulator
     assert (ended.stdout, ended.reason, ended.returncode) == (b"ok\n", "exited", 3)
     assert time.monotonic() - begun < 5
     time.sleep(1.2)  # the time-out was the command's, which has ended
-    assert {f"sleep {n}" for n in (600, 601)} <= set(processes(emulator))
+    assert {f"sleep {n}" for n in (600, 601)} <= {line.strip() for line in processes(emulator)}
 
 
 @pytest.mark.parametrize("outcome", ["error", "cut"])

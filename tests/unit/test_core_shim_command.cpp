@@ -67,7 +67,7 @@ TEST_CASE("shim command: every byte comes back") {
     for (int round = 0; round < 3'000; ++round) {
         std::string bytes;
         for (unsigned size = random() % 40; size > 0; --size) {
-            bytes += round % 3 == 0 ? static_cast<char>(random() % 255 + 1) : "%\xc3\xbc\xf0\x9f\x98\x80 4aF\n\xff"[random() % 14];
+            bytes += round % 3 == 0 ? static_cast<char>(random() % 255 + 1) : "%\xc3\xbc\xf0\x9f\x98\x80 4a\n\xff"[random() % 12];
         }
         CAPTURE(bytes);
         command_spec spec = argv({"x" + bytes, bytes, "--", bytes});

@@ -87,11 +87,18 @@ TEST_CASE("shim frames: resumed from the middle") {
     CHECK(read(hello(100, 30) + data('e', 100, 30, "x") + data('o', 101, 70, "y")).ends_with("e 100 30 x\no 101 70 y\n"));
 }
 
+TEST_CASE("shim frames: a greeting that does not know the streams' offsets is followed by a gap that does") {
+    const std::string vague = "deepinfra-shim/1 follow state=dead pos=9 out=0 err=0\n";
+    CHECK(read(vague + "lost claim=started\n").ends_with("lost claim=started\n"));
+    CHECK(read(vague + "gap pos=9 n=1 out=4 err=6\n" + data('e', 10, 6, "x")).ends_with("e 10 6 x\n"));
+    CHECK(read(vague + "gap pos=9 n=1 out=4 err=5\n").ends_with("broken"));
+}
+
 TEST_CASE("shim frames: what is not a shim's") {
     for (const std::string& text : std::vector<std::string>{
              "\n", " \n", "hello\n", "deepinfra-shim/2 run pos=0 out=0 err=0\n", "bash: shim: not found\n", data('o', 0, 0, "x"),
-             "exit reason=exited code=0\n", "o\n", hello() + hello(), hello(5, 6),
-             "deepinfra-shim/1 run pos=5 out=1 err=1\n", "deepinfra-shim/1 run pos=5\n",
+             "exit reason=exited code=0\n", "o\n", hello() + hello(),
+             "deepinfra-shim/1 run pos=5 out=1 err=1\n" + data('o', 5, 1, "x"), "deepinfra-shim/1 run pos=5\n" + data('o', 5, 5, "x"),
              // positions
              hello() + data('o', 1, 0, "x"), hello() + data('o', 0, 1, "x"), hello(10) + data('o', 0, 0, "x"),
              hello() + data('o', 0, 0, "x") + data('o', 0, 0, "x"), hello() + data('o', 0, 0, "x") + data('e', 1, 1, "x"),

@@ -11,6 +11,7 @@ EXEC = "POST /v1/sandboxes/{id}/exec"
 CREATE = "POST /v1/sandboxes"
 START = "POST /v1/sandboxes/{id}/start"
 STOP = "POST /v1/sandboxes/{id}/stop"
+RUNNER = "deepinfrad"  # what is left of its command line
 SHIM = "/.deepinfra-sandboxd/shim-"
 DELETE = "DELETE /v1/sandboxes/{id}"
 
@@ -39,11 +40,11 @@ def appears(path: pathlib.Path) -> None:
 
 
 def processes(emulator: Emulator) -> list[str]:
-    """Command lines that run in the one sandbox, without what the daemon itself runs there: the shim's followers, and the attached
-    form's way of ending others. (A runner has no command line at all.)"""
+    """Command lines that run in the one sandbox, without what the daemon itself runs there: the shim's runners and followers, and
+    the attached form's way of ending others."""
     every = [one["cmdline"] for one in emulator.processes(only_id(emulator))]
     ours = ("marker=$1 signal=$2", "DEEPINFRA_SANDBOXD_EXEC=", SHIM)
-    return [line for line in every if line and not any(each in line for each in ours)]
+    return [line for line in every if line and not line.startswith(RUNNER) and not any(each in line for each in ours)]
 
 
 def without_shim(emulator: Emulator) -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from support.daemon import Daemon
-from support.emulator import Emulator
+from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure, b64
 from support.scenes import EXEC, appears, only_id, workspace
 
@@ -310,7 +310,10 @@ def test_the_first_command_puts_the_shim_in_its_place(peer: Peer, emulator: Emul
 
 
 def test_a_warm_command_is_one_request_on_a_warm_connection(peer: Peer, emulator: Emulator) -> None:
-    peer.sh("true")
+    for name in [peer.start("true") for _ in range(3)]:
+        peer.finish(name)
+    # A command ends with the shim's word, a moment before its connection is at rest: so there are a few.
+    wait_until(lambda: all(one["outcome"] != "open" for one in emulator.requests()), "connections at rest")
     emulator.reset_stats()
     peer.sh("echo 1")
     peer.run(script="echo 2", login=True)
@@ -318,7 +321,7 @@ def test_a_warm_command_is_one_request_on_a_warm_connection(peer: Peer, emulator
     peer.run("false", cwd="/nowhere", env={"A": "1"}, timeout_s=100)
     stats = emulator.stats()
     assert (stats["total"], stats["requests"]) == (4, {EXEC: 4})
-    assert stats["connections_accepted"] == 0  # all on one that was open
+    assert stats["connections_accepted"] == 0  # all on those that were open
 
 
 def test_two_hundred_at_once(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:

@@ -82,8 +82,8 @@ def test_output_stops_at_the_window(daemon: Daemon, other: Peer, window: int) ->
 
 
 def test_the_command_itself_is_held_up(daemon: Daemon, other: Peer) -> None:
-    """Its writes block, as on a full pipe; it does not run on into somebody's memory."""
-    size = 40_000_000  # more than sockets and pipes hold on the way
+    """Its writes block, as on a full pipe, once the spool in the sandbox is full; it does not run on into somebody's memory."""
+    size = 300_000_000  # the spool takes 256 MiB
     with daemon.peer() as slow:
         command = slow.start("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x; echo done >/workspace/done")
         settled_output(other, command)

@@ -19,6 +19,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import without_shim
 
 KEY = DEFAULT_KEY
 OTHER = {"profile": "default", "task": "other"}
@@ -605,11 +606,16 @@ def test_the_key_appears_nowhere(tmp_path: pathlib.Path, source: str) -> None:
                 with pytest.raises(RpcFailure) as failed:
                     peer.call("plan.list")
                 assert CANARY not in str(failed.value.error)
+            emulator.clear_faults()
+            without_shim(emulator)  # whose word would count, not the platform's
+            assert peer.run("true", key={"profile": "default", "task": "attached"}).returncode == 0
             for action in ({"status": 400, "body": bodies[0]}, {"terminal": json.dumps({"error": echo}) + "\n"},
                            {"terminal": f"{echo}\n"}, {"terminal": json.dumps({"surprise": echo}) + "\n"}):
                 emulator.clear_faults()
                 emulator.fault_exec(action)
-                assert peer.run("true").reason in ("failed", "lost")
+                assert peer.run("true", key={"profile": "default", "task": "attached"}).reason in ("failed", "lost")
+                emulator.fault_exec(action)
+                peer.run("true")
             emulator.clear_faults()
             peer.status()
             peer.call("exec.list")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.daemon import Daemon
-from support.emulator import Emulator, make_certificates
+from support.emulator import Emulator, make_certificates, wait_until
 from support.rpc import Peer, RpcFailure
 
 Certificates = dict[str, pathlib.Path]
@@ -88,11 +88,13 @@ def test_a_command_goes_all_the_way(cloud: Emulator, certificates: Certificates,
     assert (shown.returncode, shown.stdout) == (0, b"by hand\n")
 
 
-def test_a_warm_command_is_one_request_on_the_one_connection(cloud: Emulator, certificates: Certificates,
+def test_a_warm_command_is_one_request_on_a_warm_connection(cloud: Emulator, certificates: Certificates,
                                                              start: Callable[..., Daemon]) -> None:
     with start(cloud.url, certificates["ca"]).peer() as peer:
-        assert peer.run("true").returncode == 0
-        assert peer.run("true").returncode == 0
+        for name in [peer.start("true") for _ in range(3)]:
+            assert peer.finish(name).returncode == 0
+        # A command ends with the shim's word, a moment before its connection is at rest: so there are a few.
+        wait_until(lambda: all(one["outcome"] != "open" for one in cloud.requests()), "connections at rest")
         cloud.reset_stats()
         before = cloud.stats()
         for number in range(10):
@@ -101,7 +103,7 @@ def test_a_warm_command_is_one_request_on_the_one_connection(cloud: Emulator, ce
         assert after["total"] - before["total"] == 10
         assert after["requests"] == {"POST /v1/sandboxes/{id}/exec": 10}
         assert after["connections_accepted"] == before["connections_accepted"]
-        assert len({request["connection"] for request in cloud.requests()}) == 1
+        assert len({request["connection"] for request in cloud.requests()}) <= 3
 
 
 def test_output_comes_while_the_command_runs(cloud: Emulator, certificates: Certificates, start: Callable[..., Daemon]) -> None:

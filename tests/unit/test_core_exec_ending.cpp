@@ -371,3 +371,29 @@ TEST_CASE("exec, ending: the daemon stops, the command goes on") {
         CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
     }
 }
+
+TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a warning") {
+    for (const kill_reach reach : {kill_reach::so_far, kill_reach::for_good, kill_reach::before_start}) {
+        CAPTURE(static_cast<int>(reach));
+        exec_fsm unanswered;
+        unanswered.begin();
+        unanswered.on_acquired();
+        unanswered.on_cancel(kill_signal::kill);
+        CHECK(text_of(unanswered.on_lingered()) == "kill");
+        const std::string next = text_of(unanswered.on_killed(true, "", reach));
+        CHECK(next == (reach == kill_reach::before_start ? "finish" : "linger-500"));
+        if (!unanswered.done()) {
+            CHECK(text_of(unanswered.on_lingered()) == "finish");
+        }
+        CHECK(unanswered.exit().kill_unconfirmed == (reach == kill_reach::so_far));
+        CHECK(unanswered.exit().ran == (reach == kill_reach::before_start ? started::no : started::unknown));
+
+        exec_fsm answered;
+        answered.begin();
+        answered.on_acquired();
+        answered.on_sent();
+        CHECK(text_of(answered.on_cancel(kill_signal::kill)) == "kill");
+        CHECK(text_of(answered.on_killed(true, "", reach)) == "linger-500");
+        CHECK(text_of(answered.on_lingered()) == (reach == kill_reach::so_far ? "kill" : "finish"));
+    }
+}

@@ -11,7 +11,7 @@ import pytest
 
 from support.emulator import Emulator, wait_until
 from support.rpc import Peer, b64
-from support.scenes import EXEC, appears, processes, without_shim, workspace
+from support.scenes import EXEC, appears, only_id, processes, without_shim, workspace
 
 LINE = "echo x >>/workspace/n; echo out; exit 3"
 
@@ -37,6 +37,12 @@ def test_a_command_runs_and_is_one_request(attached: Peer, emulator: Emulator) -
     assert (ended.reason, ended.returncode, ended.stdout, ended.stderr) == ("exited", 3, b"out\nin\n/workspace\n", b"err\n")
     assert emulator.count(EXEC) == 1
     assert not any("/shim-" in " ".join(one["argv"]) for one in emulator.commands())
+
+
+def test_health_says_so(attached: Peer, emulator: Emulator) -> None:
+    told = [item for item in attached.call("daemon.health")["health"] if item["code"] == "shim_unusable"]
+    assert len(told) == 1 and told[0]["severity"] == "warning"
+    assert only_id(emulator) in told[0]["text"] and "126" in told[0]["text"]
 
 
 def test_the_first_command_is_not_lost_to_the_attempt(peer: Peer, emulator: Emulator) -> None:

@@ -373,7 +373,8 @@ TEST_CASE("exec, ending: the daemon stops, the command goes on") {
 }
 
 TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a warning") {
-    for (const kill_reach reach : {kill_reach::so_far, kill_reach::for_good, kill_reach::before_start}) {
+    for (const kill_reach reach :
+         {kill_reach::so_far, kill_reach::for_good, kill_reach::before_start}) {
         CAPTURE(static_cast<int>(reach));
         exec_fsm unanswered;
         unanswered.begin();
@@ -386,7 +387,8 @@ TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a 
             CHECK(text_of(unanswered.on_lingered()) == "finish");
         }
         CHECK(unanswered.exit().kill_unconfirmed == (reach == kill_reach::so_far));
-        CHECK(unanswered.exit().ran == (reach == kill_reach::before_start ? started::no : started::unknown));
+        CHECK(unanswered.exit().ran ==
+              (reach == kill_reach::before_start ? started::no : started::unknown));
 
         exec_fsm answered;
         answered.begin();

@@ -1,4 +1,5 @@
-// What the daemon says to the shim: nothing is lost on the way there, and no two requests look the same.
+// What the daemon says to the shim: nothing is lost on the way there, and no two requests look the
+// same.
 #include "base/base64.hpp"
 #include "base/error.hpp"
 #include "core/shim_command.hpp"
@@ -30,7 +31,9 @@ std::optional<std::string> decoded(std::string_view text) {
             continue;
         }
         const std::string digits(text.substr(i + 1, 2));
-        if (digits.size() != 2 || digits.find_first_not_of("0123456789ABCDEFabcdef") != std::string::npos || digits == "00") {
+        if (digits.size() != 2 ||
+            digits.find_first_not_of("0123456789ABCDEFabcdef") != std::string::npos ||
+            digits == "00") {
             return std::nullopt;
         }
         out += static_cast<char>(std::stoi(digits, nullptr, 16));
@@ -39,7 +42,8 @@ std::optional<std::string> decoded(std::string_view text) {
     return out;
 }
 
-prepared_command run(const command_spec& spec, std::optional<milliseconds> timeout = {}, std::vector<std::string> ids = {}) {
+prepared_command run(const command_spec& spec, std::optional<milliseconds> timeout = {},
+                     std::vector<std::string> ids = {}) {
     return shim_run("/shim", "id", spec, timeout, seconds(1200), ids);
 }
 
@@ -67,7 +71,8 @@ TEST_CASE("shim command: every byte comes back") {
     for (int round = 0; round < 3'000; ++round) {
         std::string bytes;
         for (unsigned size = random() % 40; size > 0; --size) {
-            bytes += round % 3 == 0 ? static_cast<char>(random() % 255 + 1) : "%\xc3\xbc\xf0\x9f\x98\x80 4a\n\xff"[random() % 12];
+            bytes += round % 3 == 0 ? static_cast<char>(random() % 255 + 1)
+                                    : "%\xc3\xbc\xf0\x9f\x98\x80 4a\n\xff"[random() % 12];
         }
         CAPTURE(bytes);
         command_spec spec = argv({"x" + bytes, bytes, "--", bytes});
@@ -162,7 +167,8 @@ TEST_CASE("shim command: time-out, merging and what may be forgotten") {
 
 TEST_CASE("shim command: the digest tells every field from every other") {
     std::vector<std::pair<command_spec, std::optional<milliseconds>>> requests;
-    const auto add = [&](const std::function<void(command_spec&)>& change, std::optional<milliseconds> timeout = {}) {
+    const auto add = [&](const std::function<void(command_spec&)>& change,
+                         std::optional<milliseconds> timeout = {}) {
         command_spec spec;
         change(spec);
         requests.emplace_back(std::move(spec), timeout);
@@ -171,9 +177,22 @@ TEST_CASE("shim command: the digest tells every field from every other") {
     add([](auto&) {}, milliseconds(0));
     add([](auto&) {}, milliseconds(1));
     add([](auto&) {}, milliseconds(10));
-    for (const std::vector<std::string>& words :
-         {std::vector<std::string>{""}, {"", ""}, {"a"}, {"b"}, {"a", "b"}, {"b", "a"}, {"ab"}, {"a", ""}, {"", "a"}, {"a:1"}, {"1:a"},
-          {"script"}, {"a", "6:script"}, {"login"}, {"stdin"}, {"merge"}}) {
+    for (const std::vector<std::string>& words : {std::vector<std::string>{""},
+                                                  {"", ""},
+                                                  {"a"},
+                                                  {"b"},
+                                                  {"a", "b"},
+                                                  {"b", "a"},
+                                                  {"ab"},
+                                                  {"a", ""},
+                                                  {"", "a"},
+                                                  {"a:1"},
+                                                  {"1:a"},
+                                                  {"script"},
+                                                  {"a", "6:script"},
+                                                  {"login"},
+                                                  {"stdin"},
+                                                  {"merge"}}) {
         add([&](auto& spec) { spec.argv = words; });
     }
     for (const char* text : {"", "a", "login", "stdin"}) {
@@ -186,7 +205,11 @@ TEST_CASE("shim command: the digest tells every field from every other") {
         add([&](auto& spec) { spec.cwd = text; });
     }
     for (const std::vector<std::pair<std::string, std::string>>& env :
-         {std::vector<std::pair<std::string, std::string>>{{"a", ""}}, {{"a", "b"}}, {{"b", "a"}}, {{"ab", ""}}, {{"a", "b"}, {"c", "d"}},
+         {std::vector<std::pair<std::string, std::string>>{{"a", ""}},
+          {{"a", "b"}},
+          {{"b", "a"}},
+          {{"ab", ""}},
+          {{"a", "b"}, {"c", "d"}},
           {{"a", "b"}, {"c", ""}}}) {
         add([&](auto& spec) { spec.env = env; });
     }
@@ -206,8 +229,10 @@ TEST_CASE("shim command: the digest tells every field from every other") {
 
 TEST_CASE("shim command: following, killing, acknowledging") {
     CHECK(shim_follow("/shim", "id", 7, "d", seconds(9)) ==
-          std::vector<std::string>{"/shim", "follow", "id", "7", "--digest", "d", "--max-seconds", "9"});
-    CHECK(shim_acknowledge("/shim", "id", 7) == std::vector<std::string>{"/shim", "ack", "id", "7"});
+          std::vector<std::string>{"/shim", "follow", "id", "7", "--digest", "d", "--max-seconds",
+                                   "9"});
+    CHECK(shim_acknowledge("/shim", "id", 7) ==
+          std::vector<std::string>{"/shim", "ack", "id", "7"});
     CHECK(option(shim_kill("/shim", "id", kill_signal::interrupt), "--signal") == "INT");
     CHECK(option(shim_kill("/shim", "id", kill_signal::terminate), "--signal") == "TERM");
     CHECK_FALSE(option(shim_kill("/shim", "id", kill_signal::kill), "--signal"));

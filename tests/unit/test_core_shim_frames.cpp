@@ -22,23 +22,26 @@ std::string read(std::string_view text) {
 
 std::string whole_conversation() {
     return hello() + data('o', 0, 0, "one\n") + data('e', 4, 0, std::string("\0\xff\n", 3), false) +
-           "note name=cwd errno=2 cwd=%2Fa%20b\n" + data('o', 7, 4, "o 1 2 r 3\nexit") + "gap pos=21 n=5 out=21 err=5\n" +
-           data('e', 26, 5, "x") + "alive pos=27\n" + "unknown a=1 b\n" +
-           "exit reason=exited started=yes code=3 signal=- pos=27 out=21 err=6 dropped=5 background=0 elapsed_ms=4 "
+           "note name=cwd errno=2 cwd=%2Fa%20b\n" + data('o', 7, 4, "o 1 2 r 3\nexit") +
+           "gap pos=21 n=5 out=21 err=5\n" + data('e', 26, 5, "x") + "alive pos=27\n" +
+           "unknown a=1 b\n" +
+           "exit reason=exited started=yes code=3 signal=- pos=27 out=21 err=6 dropped=5 "
+           "background=0 elapsed_ms=4 "
            "output=kept errno=- at=-\n";
 }
 
-const std::string whole_seen = "deepinfra-shim/1 =run arch=x86_64 boot=b build=1 err=0 id=x out=0 pos=0 state=new uid=0\n"
-                               "o 0 0 one\n\n" +
-                               std::string("e 4 0 \0\xff\n\n", 10) +
-                               "note cwd=/a b errno=2 name=cwd\n"
-                               "o 7 4 o 1 2 r 3\nexit\n"
-                               "gap err=5 n=5 out=21 pos=21\n"
-                               "e 26 5 x\n"
-                               "alive pos=27\n"
-                               "unknown =b a=1\n"
-                               "exit background=0 code=3 dropped=5 elapsed_ms=4 err=6 out=21 output=kept pos=27 "
-                               "reason=exited started=yes\n";
+const std::string whole_seen =
+    "deepinfra-shim/1 =run arch=x86_64 boot=b build=1 err=0 id=x out=0 pos=0 state=new uid=0\n"
+    "o 0 0 one\n\n" +
+    std::string("e 4 0 \0\xff\n\n", 10) +
+    "note cwd=/a b errno=2 name=cwd\n"
+    "o 7 4 o 1 2 r 3\nexit\n"
+    "gap err=5 n=5 out=21 pos=21\n"
+    "e 26 5 x\n"
+    "alive pos=27\n"
+    "unknown =b a=1\n"
+    "exit background=0 code=3 dropped=5 elapsed_ms=4 err=6 out=21 output=kept pos=27 "
+    "reason=exited started=yes\n";
 
 } // namespace
 
@@ -84,38 +87,49 @@ TEST_CASE("shim frames: the greatest payload, in both codings") {
 }
 
 TEST_CASE("shim frames: resumed from the middle") {
-    CHECK(read(hello(100, 30) + data('e', 100, 30, "x") + data('o', 101, 70, "y")).ends_with("e 100 30 x\no 101 70 y\n"));
+    CHECK(read(hello(100, 30) + data('e', 100, 30, "x") + data('o', 101, 70, "y"))
+              .ends_with("e 100 30 x\no 101 70 y\n"));
 }
 
-TEST_CASE("shim frames: a greeting that does not know the streams' offsets is followed by a gap that does") {
+TEST_CASE("shim frames: a greeting that does not know the streams' offsets is followed by a gap "
+          "that does") {
     const std::string vague = "deepinfra-shim/1 follow state=dead pos=9 out=0 err=0\n";
     CHECK(read(vague + "lost claim=started\n").ends_with("lost claim=started\n"));
-    CHECK(read(vague + "gap pos=9 n=1 out=4 err=6\n" + data('e', 10, 6, "x")).ends_with("e 10 6 x\n"));
+    CHECK(read(vague + "gap pos=9 n=1 out=4 err=6\n" + data('e', 10, 6, "x"))
+              .ends_with("e 10 6 x\n"));
     CHECK(read(vague + "gap pos=9 n=1 out=4 err=5\n").ends_with("broken"));
 }
 
 TEST_CASE("shim frames: what is not a shim's") {
     for (const std::string& text : std::vector<std::string>{
-             "\n", " \n", "hello\n", "deepinfra-shim/2 run pos=0 out=0 err=0\n", "bash: shim: not found\n", data('o', 0, 0, "x"),
-             "exit reason=exited code=0\n", "o\n", hello() + hello(),
-             "deepinfra-shim/1 run pos=5 out=1 err=1\n" + data('o', 5, 1, "x"), "deepinfra-shim/1 run pos=5\n" + data('o', 5, 5, "x"),
+             "\n", " \n", "hello\n", "deepinfra-shim/2 run pos=0 out=0 err=0\n",
+             "bash: shim: not found\n", data('o', 0, 0, "x"), "exit reason=exited code=0\n", "o\n",
+             hello() + hello(), "deepinfra-shim/1 run pos=5 out=1 err=1\n" + data('o', 5, 1, "x"),
+             "deepinfra-shim/1 run pos=5\n" + data('o', 5, 5, "x"),
              // positions
-             hello() + data('o', 1, 0, "x"), hello() + data('o', 0, 1, "x"), hello(10) + data('o', 0, 0, "x"),
-             hello() + data('o', 0, 0, "x") + data('o', 0, 0, "x"), hello() + data('o', 0, 0, "x") + data('e', 1, 1, "x"),
+             hello() + data('o', 1, 0, "x"), hello() + data('o', 0, 1, "x"),
+             hello(10) + data('o', 0, 0, "x"),
+             hello() + data('o', 0, 0, "x") + data('o', 0, 0, "x"),
+             hello() + data('o', 0, 0, "x") + data('e', 1, 1, "x"),
              // lengths
-             hello() + "o 0 0 r 0\n\n", hello() + "o 0 0 r -1\n", hello() + "o 0 0 r 65537\n", hello() + "o 0 0 r 1x\nx\n",
-             hello() + "o 0 0 r 18446744073709551616\n", hello() + "o 0 0 r 9223372036854775808\n",
-             hello() + "o 0 0 r 18446744073709551615\n", hello() + "o 0 0 r +1\nx\n", hello() + "o 0 0 r 0x1\nx\n",
-             hello() + "o 0 0 r 1\nxx\n", hello() + "o -0 0 r 1\nx\n", hello() + "o 0 0 r 1 1\nx\n", hello() + "o 0 0 r\n",
-             hello() + "o 0 0 q 1\nx\n", hello() + "o  0 0 r 1\nx\n", hello() + "o 18446744073709551616 0 r 1\nx\n",
+             hello() + "o 0 0 r 0\n\n", hello() + "o 0 0 r -1\n", hello() + "o 0 0 r 65537\n",
+             hello() + "o 0 0 r 1x\nx\n", hello() + "o 0 0 r 18446744073709551616\n",
+             hello() + "o 0 0 r 9223372036854775808\n", hello() + "o 0 0 r 18446744073709551615\n",
+             hello() + "o 0 0 r +1\nx\n", hello() + "o 0 0 r 0x1\nx\n", hello() + "o 0 0 r 1\nxx\n",
+             hello() + "o -0 0 r 1\nx\n", hello() + "o 0 0 r 1 1\nx\n", hello() + "o 0 0 r\n",
+             hello() + "o 0 0 q 1\nx\n", hello() + "o  0 0 r 1\nx\n",
+             hello() + "o 18446744073709551616 0 r 1\nx\n",
              // base64
-             hello() + "o 0 0 b 1\nxxxx\n", hello() + "o 0 0 b 3\nxx x\n", hello() + "o 0 0 b 3\nAA==\n", hello() + "o 0 0 b 3\n====\n",
+             hello() + "o 0 0 b 1\nxxxx\n", hello() + "o 0 0 b 3\nxx x\n",
+             hello() + "o 0 0 b 3\nAA==\n", hello() + "o 0 0 b 3\n====\n",
              // lines
-             hello() + "a\x01\n", hello() + "a\x7f\n", hello() + "a\x80\n", hello() + std::string("a\0\n", 3), hello() + "a\r\n",
-             hello() + "a b=%\n", hello() + "a b=%4\n", hello() + "a b=%zz\n", std::string(2048, 'a'),
+             hello() + "a\x01\n", hello() + "a\x7f\n", hello() + "a\x80\n",
+             hello() + std::string("a\0\n", 3), hello() + "a\r\n", hello() + "a b=%\n",
+             hello() + "a b=%4\n", hello() + "a b=%zz\n", std::string(2048, 'a'),
              hello() + std::string(2048, 'a'), hello() + "a " + std::string(3000, 'b') + "\n",
              // gaps
-             hello() + "gap pos=0 n=5 out=5 err=1\n", hello() + "gap pos=1 n=5 out=6 err=0\n", hello() + "gap pos=0 n=5\n",
+             hello() + "gap pos=0 n=5 out=5 err=1\n", hello() + "gap pos=1 n=5 out=6 err=0\n",
+             hello() + "gap pos=0 n=5\n",
              hello() + data('o', 0, 0, "xx") + "gap pos=2 n=5 out=1 err=6\n",
              hello() + "gap pos=0 n=9223372036854775808 out=9223372036854775808 err=0\n"}) {
         CAPTURE(text.substr(0, 200));
@@ -139,7 +153,12 @@ TEST_CASE("shim frames: too many fields, and a field said twice") {
 
 TEST_CASE("shim frames: values") {
     shim_note note;
-    note.fields = {{"a", "5"}, {"b", "-5"}, {"c", ""}, {"d", "9223372036854775807"}, {"e", "9223372036854775808"}, {"f", "5 "}};
+    note.fields = {{"a", "5"},
+                   {"b", "-5"},
+                   {"c", ""},
+                   {"d", "9223372036854775807"},
+                   {"e", "9223372036854775808"},
+                   {"f", "5 "}};
     CHECK(note.number("a") == 5U);
     CHECK(note.number("d") == 9223372036854775807U);
     for (const char* key : {"b", "c", "e", "f", "none"}) {
@@ -159,10 +178,18 @@ TEST_CASE("shim frames: random mutations are refused or read within bounds") {
         for (unsigned count = random() % 4 + 1; count > 0; --count) {
             const std::size_t at = random() % mutated.size();
             switch (random() % 4) {
-            case 0: mutated[at] = static_cast<char>(random()); break;
-            case 1: mutated.erase(at, random() % 8 + 1); break;
-            case 2: mutated.insert(at, mutated.substr(random() % mutated.size(), random() % 16)); break;
-            default: mutated[at] = "0123456789 \n-%="[random() % 15]; break;
+            case 0:
+                mutated[at] = static_cast<char>(random());
+                break;
+            case 1:
+                mutated.erase(at, random() % 8 + 1);
+                break;
+            case 2:
+                mutated.insert(at, mutated.substr(random() % mutated.size(), random() % 16));
+                break;
+            default:
+                mutated[at] = "0123456789 \n-%="[random() % 15];
+                break;
             }
             if (mutated.empty()) {
                 mutated = "x";

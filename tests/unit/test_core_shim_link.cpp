@@ -22,23 +22,34 @@ constexpr milliseconds at{1'000};
 
 std::string text_of(const shim_link::step& step) {
     switch (step.what) {
-    case shim_link::action::install: return "install";
-    case shim_link::action::run: return "run";
-    case shim_link::action::follow: return "follow";
-    case shim_link::action::read: return "read";
-    case shim_link::action::wait: return "wait";
-    case shim_link::action::deliver: return "deliver " + step.data.bytes;
-    case shim_link::action::ended: return "ended";
-    case shim_link::action::refused: return "refused";
-    case shim_link::action::unusable: return "unusable";
+    case shim_link::action::install:
+        return "install";
+    case shim_link::action::run:
+        return "run";
+    case shim_link::action::follow:
+        return "follow";
+    case shim_link::action::read:
+        return "read";
+    case shim_link::action::wait:
+        return "wait";
+    case shim_link::action::deliver:
+        return "deliver " + step.data.bytes;
+    case shim_link::action::ended:
+        return "ended";
+    case shim_link::action::refused:
+        return "refused";
+    case shim_link::action::unusable:
+        return "unusable";
     }
     return "?";
 }
 
 std::string exit_of(const shim_link& link) {
     const exec_exit& exit = link.exit();
-    return std::string(to_string(exit.reason)) + " " + (exit.returncode ? std::to_string(*exit.returncode) : "null") + " " +
-           std::string(to_string(exit.ran)) + (exit.error ? " " + std::string(info(exit.error->name()).text) : "");
+    return std::string(to_string(exit.reason)) + " " +
+           (exit.returncode ? std::to_string(*exit.returncode) : "null") + " " +
+           std::string(to_string(exit.ran)) +
+           (exit.error ? " " + std::string(info(exit.error->name()).text) : "");
 }
 
 // "name key=value ..."
@@ -58,7 +69,9 @@ shim_note greeting(std::uint64_t pos = 0, std::string_view state = "attached") {
     return note(line);
 }
 
-shim_data piece(std::uint64_t pos, std::string bytes) { return {false, pos, pos, std::move(bytes)}; }
+shim_data piece(std::uint64_t pos, std::string bytes) {
+    return {false, pos, pos, std::move(bytes)};
+}
 
 // One whose `run` is being answered.
 shim_link answering() {
@@ -93,7 +106,9 @@ TEST_CASE("shim link: from the installation to the end") {
     CHECK(text_of(link.on_frame(at, piece(0, "abc"))) == "deliver abc");
     CHECK(link.pos() == 3);
     CHECK(text_of(link.on_frame(at, note("alive pos=3"))) == "read");
-    CHECK(text_of(link.on_frame(at, note("exit reason=exited started=yes code=3 signal=- pos=3 out=3 err=0"))) == "ended");
+    CHECK(text_of(link.on_frame(
+              at, note("exit reason=exited started=yes code=3 signal=- pos=3 out=3 err=0"))) ==
+          "ended");
     CHECK(exit_of(link) == "exited 3 yes");
     CHECK(link.exit().message.empty());
     CHECK(link.certain());
@@ -109,28 +124,38 @@ TEST_CASE("shim link: each end") {
     CHECK(last_frame("exit reason=failed started=no errno=2 at=execve") == "exited 127 yes");
     CHECK(last_frame("exit reason=failed started=no errno=20 at=execve") == "exited 127 yes");
     CHECK(last_frame("exit reason=failed started=no errno=13 at=execve") == "exited 126 yes");
-    CHECK(last_frame("exit reason=failed started=no errno=7 at=execve") == "failed null no argument_too_long");
-    CHECK(last_frame("exit reason=failed started=no errno=11 at=fork") == "failed null no cloud_error");
+    CHECK(last_frame("exit reason=failed started=no errno=7 at=execve") ==
+          "failed null no argument_too_long");
+    CHECK(last_frame("exit reason=failed started=no errno=11 at=fork") ==
+          "failed null no cloud_error");
     // never a success by guess
-    for (const char* nonsense : {"exit", "exit reason=exited", "exit reason=exited code=256", "exit reason=exited code=x", "exit code=0",
-                                 "exit reason=exited signal=128", "exit reason=well code=0", "exit reason=exited code=-1"}) {
+    for (const char* nonsense :
+         {"exit", "exit reason=exited", "exit reason=exited code=256", "exit reason=exited code=x",
+          "exit code=0", "exit reason=exited signal=128", "exit reason=well code=0",
+          "exit reason=exited code=-1"}) {
         CAPTURE(nonsense);
         CHECK(last_frame(nonsense) == "lost null unknown outcome_unknown");
     }
 }
 
 TEST_CASE("shim link: what is lost") {
-    CHECK(last_frame("lost claim=started started=unknown boot=same") == "lost null unknown outcome_unknown");
-    CHECK(last_frame("lost claim=started started=yes boot=other") == "lost null yes outcome_unknown");
-    CHECK(last_frame("lost claim=none started=unknown boot=-") == "lost null unknown outcome_unknown");
-    CHECK(last_frame("lost claim=none started=no boot=-") == "lost null unknown outcome_unknown"); // we had been told otherwise
-    CHECK(last_frame("lost claim=exited started=yes boot=same code=0") == "lost null yes outcome_unknown");
+    CHECK(last_frame("lost claim=started started=unknown boot=same") ==
+          "lost null unknown outcome_unknown");
+    CHECK(last_frame("lost claim=started started=yes boot=other") ==
+          "lost null yes outcome_unknown");
+    CHECK(last_frame("lost claim=none started=unknown boot=-") ==
+          "lost null unknown outcome_unknown");
+    CHECK(last_frame("lost claim=none started=no boot=-") ==
+          "lost null unknown outcome_unknown"); // we had been told otherwise
+    CHECK(last_frame("lost claim=exited started=yes boot=same code=0") ==
+          "lost null yes outcome_unknown");
 }
 
 TEST_CASE("shim link: a runner that died before the start is replaced, twice") {
     shim_link link = greeted();
     for (int again = 0; again < 2; ++again) {
-        CHECK(text_of(link.on_frame(at, note("lost claim=claimed started=no boot=same"))) == "wait");
+        CHECK(text_of(link.on_frame(at, note("lost claim=claimed started=no boot=same"))) ==
+              "wait");
         CHECK(text_of(link.on_waited()) == "run");
         CHECK(text_of(link.on_answering()) == "read");
         CHECK(text_of(link.on_frame(at, greeting(0, "new"))) == "read");
@@ -177,7 +202,8 @@ TEST_CASE("shim link: once a run is doubtful, no refusal says that nothing has r
     CHECK(text_of(link.on_waited()) == "run");
     link.on_answering();
     link.on_frame(at, greeting());
-    CHECK(text_of(link.on_frame(at, note("error name=socket_failed errno=1 at=x started=no"))) == "wait"); // of this call only
+    CHECK(text_of(link.on_frame(at, note("error name=socket_failed errno=1 at=x started=no"))) ==
+          "wait"); // of this call only
     CHECK_FALSE(link.certain());
 }
 
@@ -191,17 +217,20 @@ TEST_CASE("shim link: a shim that is not there is put there, once before each of
         link.on_cut(at, "cut");
         CHECK(text_of(link.on_waited()) == "follow");
         link.on_answering();
-        CHECK(text_of(link.on_terminal(at, "code 127", true)) == "install"); // the command has removed it
+        CHECK(text_of(link.on_terminal(at, "code 127", true)) ==
+              "install"); // the command has removed it
         CHECK(text_of(link.on_installed()) == "follow");
     }
     SUBCASE("and cannot run") {
         CHECK(text_of(link.on_terminal(at, "code 126", true)) == "unusable");
     }
     SUBCASE("and runs without a word") {
-        CHECK(text_of(link.on_terminal(at, "code 1", false)) == "wait"); // it may have started the command
+        CHECK(text_of(link.on_terminal(at, "code 1", false)) ==
+              "wait"); // it may have started the command
         CHECK(text_of(link.on_waited()) == "run");
         link.on_answering();
-        CHECK(text_of(link.on_terminal(at, "code 126", true)) == "wait"); // so no other way of running it is taken
+        CHECK(text_of(link.on_terminal(at, "code 126", true)) ==
+              "wait"); // so no other way of running it is taken
     }
 }
 
@@ -226,16 +255,20 @@ TEST_CASE("shim link: an installation that fails") {
 }
 
 TEST_CASE("shim link: errors of the shim") {
-    CHECK(last_frame("error name=claim_failed errno=28 at=open started=no") == "failed null no cloud_error");
-    CHECK(last_frame("error name=id_in_use errno=- at=- started=unknown") == "failed null no exec_id_in_use");
-    CHECK(last_frame("error name=protocol errno=- at=- started=unknown") == "lost null unknown outcome_unknown");
+    CHECK(last_frame("error name=claim_failed errno=28 at=open started=no") ==
+          "failed null no cloud_error");
+    CHECK(last_frame("error name=id_in_use errno=- at=- started=unknown") ==
+          "failed null no exec_id_in_use");
+    CHECK(last_frame("error name=protocol errno=- at=- started=unknown") ==
+          "lost null unknown outcome_unknown");
     shim_link link = greeted();
     link.on_frame(at, piece(0, "x"));
     link.on_cut(at, "cut");
     link.on_waited();
     link.on_answering();
     link.on_frame(at, greeting(1));
-    CHECK(text_of(link.on_frame(at, note("error name=socket_failed errno=1 at=x started=no"))) == "wait");
+    CHECK(text_of(link.on_frame(at, note("error name=socket_failed errno=1 at=x started=no"))) ==
+          "wait");
 }
 
 TEST_CASE("shim link: a position that does not follow is not delivered") {
@@ -274,7 +307,8 @@ TEST_CASE("shim link: nonsense is borne a few times, and counted anew when somet
     link.on_frame(at, piece(0, "x"));
     milliseconds last{0};
     for (int i = 0; i < 5; ++i) {
-        const shim_link::step step = link.on_frame(at, note("more why=seconds pos=1")); // came and left at once
+        const shim_link::step step =
+            link.on_frame(at, note("more why=seconds pos=1")); // came and left at once
         CHECK(text_of(step) == (i == 0 ? "follow" : "wait"));
         if (i == 0) {
             link.on_answering();
@@ -308,14 +342,16 @@ TEST_CASE("shim link: a silent command of many hours is followed without end") {
     }
 }
 
-TEST_CASE("shim link: an outage has an end, a short one before the first word and a long one after") {
+TEST_CASE(
+    "shim link: an outage has an end, a short one before the first word and a long one after") {
     for (const bool heard : {false, true}) {
         CAPTURE(heard);
         shim_link link = heard ? greeted() : answering();
         const milliseconds limit = heard ? milliseconds(3'600'000) : milliseconds(60'000);
         CHECK(text_of(link.on_cut(at, "cut")) == "wait");
         link.on_waited();
-        CHECK(text_of(link.on_post_failed(at + limit - milliseconds(1), failure_of(kind::interrupted))) == "wait");
+        CHECK(text_of(link.on_post_failed(at + limit - milliseconds(1),
+                                          failure_of(kind::interrupted))) == "wait");
         link.on_waited();
         CHECK(text_of(link.on_post_failed(at + limit, failure_of(kind::interrupted))) == "ended");
         CHECK(exit_of(link) == "lost null unknown outcome_unknown");
@@ -343,7 +379,9 @@ TEST_CASE("shim link: after the daemon was started anew it only follows") {
 
 TEST_CASE("shim link: a random walk never runs after a word, delivers each byte once and ends") {
     std::mt19937 random(4711);
-    const auto any_failure = [&] { return failure_of(all_kinds[random() % all_kinds.size()].kind); };
+    const auto any_failure = [&] {
+        return failure_of(all_kinds[random() % all_kinds.size()].kind);
+    };
     int ends = 0;
     int refusals = 0;
     for (int walk = 0; walk < 20'000; ++walk) {
@@ -360,16 +398,23 @@ TEST_CASE("shim link: a random walk never runs after a word, delivers each byte 
             switch (step.what) {
             case shim_link::action::install:
                 switch (random() % 4) {
-                case 0: step = link.on_install_failed(now, any_failure()); break;
-                case 1: step = link.on_not_installed("no", random() % 2 == 0); break;
-                default: step = link.on_installed(); break;
+                case 0:
+                    step = link.on_install_failed(now, any_failure());
+                    break;
+                case 1:
+                    step = link.on_not_installed("no", random() % 2 == 0);
+                    break;
+                default:
+                    step = link.on_installed();
+                    break;
                 }
                 break;
             case shim_link::action::run:
                 REQUIRE((!heard || claimed_only));
                 [[fallthrough]];
             case shim_link::action::follow:
-                step = random() % 3 == 0 ? link.on_post_failed(now, any_failure()) : link.on_answering();
+                step = random() % 3 == 0 ? link.on_post_failed(now, any_failure())
+                                         : link.on_answering();
                 break;
             case shim_link::action::wait:
                 REQUIRE(step.delay > milliseconds(0));
@@ -384,24 +429,38 @@ TEST_CASE("shim link: a random walk never runs after a word, delivers each byte 
                 break;
             case shim_link::action::read:
                 switch (random() % 12) {
-                case 0: step = link.on_cut(now, "cut"); break;
-                case 1: step = link.on_nonsense(now, "?"); break;
-                case 2: step = link.on_terminal(now, "end", random() % 2 == 0); break;
-                case 3: step = link.on_frame(now, note("more why=seconds pos=0")); break;
-                case 4: step = link.on_frame(now, note("more why=superseded pos=0")); break;
+                case 0:
+                    step = link.on_cut(now, "cut");
+                    break;
+                case 1:
+                    step = link.on_nonsense(now, "?");
+                    break;
+                case 2:
+                    step = link.on_terminal(now, "end", random() % 2 == 0);
+                    break;
+                case 3:
+                    step = link.on_frame(now, note("more why=seconds pos=0"));
+                    break;
+                case 4:
+                    step = link.on_frame(now, note("more why=superseded pos=0"));
+                    break;
                 case 5:
                     step = link.on_frame(now, note("lost claim=claimed started=no boot=same"));
                     claimed_only = true;
                     break;
-                case 6: step = link.on_frame(now, note("error name=protocol started=no errno=- at=-")); break;
+                case 6:
+                    step = link.on_frame(now, note("error name=protocol started=no errno=- at=-"));
+                    break;
                 case 7:
                     if (!link.heard()) { // the parser sees to that
                         break;
                     }
-                    step = link.on_frame(now, piece(random() % 2 == 0 ? link.pos() : random() % 10, "xyz"));
+                    step = link.on_frame(
+                        now, piece(random() % 2 == 0 ? link.pos() : random() % 10, "xyz"));
                     break;
                 default:
-                    step = link.on_frame(now, greeting(random() % 4 != 0 ? link.pos() : random() % 10));
+                    step = link.on_frame(now,
+                                         greeting(random() % 4 != 0 ? link.pos() : random() % 10));
                     heard = true;
                     claimed_only = false;
                     break;

@@ -127,6 +127,16 @@ std::optional<std::string> shim_keeper::unusable(const std::string& sandbox_id) 
     return found->second->unusable;
 }
 
+std::map<std::string, std::string> shim_keeper::all_unusable() const {
+    std::map<std::string, std::string> all;
+    for (const auto& [sandbox_id, here] : places_) {
+        if (!here->unusable.empty()) {
+            all.emplace(sandbox_id, here->unusable);
+        }
+    }
+    return all;
+}
+
 void shim_keeper::set_unusable(const std::string& sandbox_id, std::string why) {
     spdlog::warn("sandbox {}: commands run without the shim: {}", sandbox_id, why);
     at(sandbox_id).unusable = std::move(why);

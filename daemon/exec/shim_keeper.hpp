@@ -38,6 +38,7 @@ public:
     // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is known.
     std::optional<std::string> unusable(const std::string& sandbox_id) const;
     void set_unusable(const std::string& sandbox_id, std::string why);
+    std::map<std::string, std::string> all_unusable() const; // by sandbox
 
     // The client has been told the end of a command: its claim in the sandbox may go with the next `run` there.
     void told(const std::string& sandbox_id, const std::string& exec_id);

@@ -37,6 +37,16 @@ json::array health_items(const services& parts) {
     for (const std::string& text : parts.manager.complaints()) {
         add(warnings, "degraded", "warning", text, "");
     }
+    const std::map<std::string, std::string> without_shim = parts.execs.shims().all_unusable();
+    for (const sandbox::view& shown : parts.manager.list()) {
+        const auto found = without_shim.find(shown.record.sandbox_id);
+        if (found != without_shim.end()) {
+            add(warnings, "shim_unusable", "warning",
+                "Commands in sandbox " + found->first + " run without the shim (" + found->second +
+                    "): one whose connection is lost cannot be found again, and bytes that are not UTF-8 are replaced.",
+                "");
+        }
+    }
     errors.insert(errors.end(), warnings.begin(), warnings.end());
     return errors;
 }

@@ -21,9 +21,9 @@ std::optional<std::string> base64_decode(std::string_view text) {
     }
     const auto padding_at = text.find('=');
     const std::size_t padding = padding_at == std::string_view::npos ? 0 : text.size() - padding_at;
-    // EVP_DecodeBlock trims white space and takes padding anywhere: both are refused here.
+    // EVP_DecodeBlock trims white space, takes '-' for an end and padding anywhere: all refused here.
     if (text.size() % 4 != 0 || padding > 2 ||
-        text.find_first_of(" \t\r\n\v\f") != std::string_view::npos ||
+        text.find_first_of(" \t\r\n\v\f-") != std::string_view::npos ||
         std::count(text.begin(), text.end(), '=') != static_cast<std::ptrdiff_t>(padding)) {
         return std::nullopt;
     }

@@ -27,7 +27,7 @@ text)
     printf %s "$data" | base64 -d | "$@"
     exit
     ;;
-file) exec <"$data" && rm -f -- "$data" || exit 125 ;;
+file) [ -r "$data" ] && exec <"$data" && rm -f -- "$data" || exit 125 ;;
 *) exec </dev/null ;;
 esac
 unset kind data

@@ -81,7 +81,7 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now, const cloud::result
     }
     record_.create_pending = false;
     record_.state = life_state::absent;
-    rpc_error error = error_from(failure, doing_);
+    rpc_error error = machine_error_from(failure, doing_);
     if (failure.kind == kind::bad_request && !record_.plan.empty()) {
         error = {error_name::unknown_plan, error.what() + std::string(" (plan '") + record_.plan + "')"};
     }
@@ -146,7 +146,7 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now, const std::vect
     if (doubt_ && doubt_->kind == kind::no_capacity) {
         record_.create_pending = false;
         record_.state = life_state::absent;
-        return fail(error_from(*doubt_, "creating the sandbox"));
+        return fail(machine_error_from(*doubt_, "creating the sandbox"));
     }
     if (creates_ == limits_.creates) {
         // The intent stays open: should the sandbox turn up after all, the next bring-up finds it by its tag.
@@ -343,7 +343,8 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
             record_.create_pending = false; // only what certainly made nothing leads here
             record_.state = life_state::absent;
         }
-        return fail(again == action::list ? plain_error_from(failure, doing_) : error_from(failure, doing_));
+        const bool for_a_machine = again == action::create || again == action::start;
+        return fail(for_a_machine ? machine_error_from(failure, doing_) : plain_error_from(failure, doing_));
     }
     milliseconds delay = retry_.next();
     if (failure.retry_after) {

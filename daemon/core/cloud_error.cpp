@@ -54,6 +54,12 @@ rpc_error plain_error_from(const cloud::failure& failure, std::string_view doing
     }
 }
 
+rpc_error machine_error_from(const cloud::failure& failure, std::string_view doing) {
+    const rpc_error error = error_from(failure, doing);
+    const bool wanted = error.name() == error_name::cap_reached || error.name() == error_name::no_capacity;
+    return wanted ? error : plain_error_from(failure, doing);
+}
+
 bool is_transient(const cloud::failure& failure) noexcept {
     using enum cloud::failure_kind;
     switch (failure.kind) {

@@ -16,6 +16,10 @@ rpc_error error_from(const cloud::failure& failure, std::string_view doing);
 // would tell somebody that the files are lost.
 rpc_error plain_error_from(const cloud::failure& failure, std::string_view doing);
 
+// The same for what asks for a machine (a create, a start): the cap and the platform's capacity do matter there, but a
+// 404 that says "gone" or a 413 does not come from there.
+rpc_error machine_error_from(const cloud::failure& failure, std::string_view doing);
+
 // Whether asking again later may well succeed without anybody doing anything.
 bool is_transient(const cloud::failure& failure) noexcept;
 

@@ -1,6 +1,7 @@
 #include "core/sandbox_record.hpp"
 
 #include "base/fingerprint.hpp"
+#include "core/utf8.hpp"
 
 #include <array>
 #include <utility>
@@ -84,11 +85,12 @@ bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record, 
 }
 
 std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance) {
+    const std::string task = record.key.task.substr(0, 128); // its last character may be cut
     return {{std::string(tag::owner), std::string(tag::owner_value)},
             {std::string(tag::instance), std::string(instance)},
             {std::string(tag::key), key_digest(record.key)},
             {std::string(tag::creation), creation_tag(record)},
-            {std::string(tag::task), record.key.task.substr(0, 128)}};
+            {std::string(tag::task), task.substr(0, valid_utf8_prefix(task))}};
 }
 
 } // namespace sandboxd::core

@@ -9,7 +9,7 @@ import json
 import pathlib
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -628,3 +628,41 @@ def test_broken_messages_disturb_nobody(daemon: Daemon, bystander: Peer, seed: i
     if raw is not None:
         raw.close()
     assert daemon.alive()
+
+
+# -- errors: each name is one that its schema has, whatever the platform says; every answer above and below is held against it
+
+
+ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "plan.list": ("GET", "/v1/sandboxes/catalog", {}),
+    "sandbox.ensure": ("POST", "/v1/sandboxes", {"key": {"profile": "p", "task": "new"}}),
+    "sandbox.start": ("POST", "/v1/sandboxes", {"key": {"profile": "p", "task": "new"}}),
+    "sandbox.stop": ("POST", "/v1/sandboxes/{id}/stop", {"key": KEY}),
+    "sandbox.release": ("POST", "/v1/sandboxes/{id}/stop", {"key": KEY, "mode": "stop"}),
+    "sandbox.terminate": ("DELETE", "/v1/sandboxes/{id}", {"key": KEY}),
+}
+
+
+@pytest.mark.parametrize("method", ASKED)
+def test_what_the_platform_refuses_has_a_name_that_fits(peer: Peer, emulator: Emulator, method: str) -> None:
+    verb, route, params = ASKED[method]
+    peer.call("sandbox.ensure", {"key": KEY})
+    for status, name in [(400, "cloud_error"), (401, "unauthorized"), (403, "unauthorized"), (404, "cloud_error"), (413, "cloud_error"),
+                         (418, "cloud_error"), (422, "cloud_error")]:
+        if status == 404 and "{id}" in route:
+            continue  # there it is about the sandbox
+        emulator.fault({"status": status, "body": json.dumps({"error": "the platform's words"})}, method=verb, route=route)
+        with pytest.raises(RpcFailure) as failed:
+            peer.call(method, params)
+        assert failed.value.name == name, status
+        assert f"answered {status}: the platform's words" in failed.value.message
+    assert [each["id"] for each in peer.status()["sandboxes"]] == [emulator.sandboxes()[0]["sandbox_id"]]
+
+
+@pytest.mark.parametrize("method", ["sandbox.ensure", "sandbox.start"])
+def test_a_plan_that_is_not_offered(make_daemon: Callable[..., Daemon], method: str) -> None:
+    with make_daemon(plan="colossal").start().peer() as peer:
+        with pytest.raises(RpcFailure) as failed:
+            peer.call(method, {"key": KEY})
+        assert failed.value.name == "unknown_plan" and "colossal" in failed.value.message
+        assert peer.status()["sandboxes"] == []

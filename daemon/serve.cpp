@@ -95,7 +95,9 @@ int serve(const sys::settings& settings) {
                               .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
                               .max_active = settings.max_active});
     manager.adopt(std::move(loaded.records));
-    exec::registry execs(executor, manager, account);
+    core::exec_limits limits;
+    limits.refused = settings.queue_timeout;
+    exec::registry execs(executor, manager, account, limits);
     rpc::services parts{.account = account,
                         .manager = manager,
                         .execs = execs,

@@ -5,8 +5,9 @@
 
 namespace sandboxd::exec {
 
-registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account)
-    : executor_(std::move(executor)), manager_(manager), account_(account), shims_(executor_, account) {}
+registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
+                   core::exec_limits limits)
+    : executor_(std::move(executor)), manager_(manager), account_(account), limits_(limits), shims_(executor_, account) {}
 
 std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscriber> subscriber) {
     const std::string id = request.exec_id;
@@ -14,7 +15,7 @@ std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscrib
         throw rpc_error(error_name::exec_id_in_use, "a command with the id '" + id + "' has been started already");
     }
     make_room();
-    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, std::move(request), std::move(subscriber));
+    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, limits_, std::move(request), std::move(subscriber));
     sessions_.emplace(id, started);
     order_.push_back(id);
     ++started_;

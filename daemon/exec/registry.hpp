@@ -16,7 +16,8 @@ namespace sandboxd::exec {
 
 class registry {
 public:
-    registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account);
+    registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
+             core::exec_limits limits);
 
     // Throws rpc_error: exec_id_in_use, too_many_requests, or what session's constructor throws.
     std::shared_ptr<session> start(request request, std::weak_ptr<subscriber> subscriber);
@@ -37,6 +38,7 @@ private:
     boost::asio::any_io_executor executor_;
     sandbox::manager& manager_;
     sandbox::account& account_;
+    core::exec_limits limits_;
     shim_keeper shims_;
     std::map<std::string, std::shared_ptr<session>> sessions_;
     std::deque<std::string> order_; // ids, oldest first

@@ -69,9 +69,10 @@ private:
 } // namespace
 
 session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-                 shim_keeper& shims, request request, std::weak_ptr<subscriber> subscriber)
+                 shim_keeper& shims, core::exec_limits limits, request request,
+                 std::weak_ptr<subscriber> subscriber)
     : executor_(executor), manager_(manager), account_(account), shims_(shims), request_(std::move(request)),
-      subscriber_(std::move(subscriber)), queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
+      subscriber_(std::move(subscriber)), fsm_(limits), queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
       ended_(executor), first_generation_(manager.generation(request_.key)), asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(request_.command);
 }

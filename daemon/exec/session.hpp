@@ -57,7 +57,7 @@ class session : public std::enable_shared_from_this<session> {
 public:
     // Throws rpc_error when the request cannot be carried out whatever the cloud says; nothing has run then.
     session(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-            shim_keeper& shims, request request, std::weak_ptr<subscriber> subscriber);
+            shim_keeper& shims, core::exec_limits limits, request request, std::weak_ptr<subscriber> subscriber);
 
     void start();
     // Ends the command; completes when it has ended or could not be ended. Sharper signals may follow softer ones.

@@ -44,19 +44,11 @@ struct settings {
 
     // A running sandbox idle for so long is stopped; > 0.
     duration idle_stop = std::chrono::seconds(300);
-    // Background work alone keeps a sandbox for so long; 0: not at all.
-    duration background_max = std::chrono::seconds(1800);
-    // Idle for less than this: not stopped to make room.
-    duration evict_min_idle = std::chrono::seconds(60);
-    // An ephemeral sandbox outlives its client's process by this.
-    duration orphan_grace = std::chrono::seconds(60);
-    // A sandbox stopped for so long is terminated; nothing: never.
-    std::optional<duration> retention;
     // Sandboxes that may be active at once, 1..1000; the platform's own cap is 5 (S).
     int max_active = 5;
     // `timeout_seconds` of new sandboxes, the platform's own idle stop; >= 1 s.
     duration server_timeout = std::chrono::seconds(3600);
-    // How long a caller waits for a free slot; 0: not at all.
+    // How long a command waits while the platform refuses it with 429; 0: not at all.
     duration queue_timeout = std::chrono::seconds(300);
     log_level level = log_level::info;
 

@@ -62,10 +62,6 @@ TEST_CASE("settings: without any source there are the defaults of the interface"
     const settings s = load_settings({}, here.env);
     CHECK(s.base_url == "https://api.deepinfra.com");
     CHECK(s.idle_stop == 300s);
-    CHECK(s.background_max == 1800s);
-    CHECK(s.evict_min_idle == 60s);
-    CHECK(s.orphan_grace == 60s);
-    CHECK(!s.retention);
     CHECK(s.max_active == 5);
     CHECK(s.server_timeout == 3600s);
     CHECK(s.queue_timeout == 300s);
@@ -80,12 +76,12 @@ TEST_CASE("settings: without any source there are the defaults of the interface"
 
 TEST_CASE("settings: a flag beats a variable beats the file") {
     scratch here;
-    here.config("idle-stop = 10\nbackground-max = 20\nplan = small\n# a comment\n; another\n\n");
+    here.config("idle-stop = 10\nqueue-timeout = 20\nplan = small\n# a comment\n; another\n\n");
     here.env.variables["DEEPINFRA_SANDBOXD_IDLE_STOP"] = "11";
-    here.env.variables["DEEPINFRA_SANDBOXD_BACKGROUND_MAX"] = "21";
+    here.env.variables["DEEPINFRA_SANDBOXD_QUEUE_TIMEOUT"] = "21";
     const settings s = load_settings({"--idle-stop", "12"}, here.env);
     CHECK(s.idle_stop == 12s);
-    CHECK(s.background_max == 21s);
+    CHECK(s.queue_timeout == 21s);
     CHECK(s.plan == "small");
 }
 
@@ -151,11 +147,8 @@ TEST_CASE("settings: a variable with our prefix that names no option is noticed"
     CHECK(contains(s.notices.front(), "DEEPINFRA_SANDBOXD_IDLE_STPO"));
 }
 
-TEST_CASE("settings: retention can be switched off again, idle-stop cannot be zero") {
+TEST_CASE("settings: idle-stop cannot be zero") {
     scratch here;
-    here.config("retention = 2d\n");
-    CHECK(load_settings({}, here.env).retention == 48h);
-    CHECK(!load_settings({"--retention", "off"}, here.env).retention);
     CHECK(contains(here.error({"--idle-stop", "0"}), "more than 0"));
     CHECK(contains(here.error({"--server-timeout", "0.5"}), "1 s"));
 }
@@ -300,8 +293,7 @@ TEST_CASE("client settings: a mistake in the file does not keep status from work
 TEST_CASE("help names every option with its default") {
     const std::string help = describe_options();
     for (const char* option :
-         {"--base-url", "--socket", "--state-dir", "--idle-stop", "--background-max",
-          "--evict-min-idle", "--orphan-grace", "--retention", "--max-active", "--server-timeout",
+         {"--base-url", "--socket", "--state-dir", "--idle-stop", "--max-active", "--server-timeout",
           "--queue-timeout", "--plan", "--log-level", "--api-key-file"}) {
         CAPTURE(option);
         CHECK(contains(help, option));

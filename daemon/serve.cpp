@@ -32,7 +32,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::chrono::milliseconds farewell{1000}; // for clients to read what is pending when the daemon stops
+constexpr std::chrono::milliseconds farewell{
+    1000}; // for clients to read what is pending when the daemon stops
 
 // Nothing in the background may end but by being told to.
 void must_not_fail(std::exception_ptr problem) {
@@ -41,11 +42,13 @@ void must_not_fail(std::exception_ptr problem) {
     }
 }
 
-asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set& signals, rpc::services& parts,
-                                     rpc::server& server, const sys::notifier& manager,
+asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set& signals,
+                                     rpc::services& parts, rpc::server& server,
+                                     const sys::notifier& manager,
                                      asio::cancellation_signal& stop_background) {
     const int signal = co_await signals.async_wait(asio::use_awaitable);
-    spdlog::info("stopping ({}); sandboxes stay as they are", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+    spdlog::info("stopping ({}); sandboxes stay as they are",
+                 signal == SIGTERM ? "SIGTERM" : "SIGINT");
     manager.stopping("stopping");
     parts.stopping = true;
     stop_background.emit(asio::cancellation_type::terminal);
@@ -72,7 +75,8 @@ int serve(const sys::settings& settings) {
 
     // The lock before anything else is touched.
     const sys::instance_lock lock(settings.state_dir);
-    const store::instance self = store::load_instance(settings.state_dir, store::hashed_machine_id());
+    const store::instance self =
+        store::load_instance(settings.state_dir, store::hashed_machine_id());
 
     asio::io_context context(1);
     const asio::any_io_executor executor = context.get_executor();
@@ -81,19 +85,21 @@ int serve(const sys::settings& settings) {
 
     store::state_store store(executor, settings.state_dir);
     store::loaded_state loaded = store.load();
-    loaded.complaints.insert(loaded.complaints.begin(), self.complaints.begin(), self.complaints.end());
+    loaded.complaints.insert(loaded.complaints.begin(), self.complaints.begin(),
+                             self.complaints.end());
     for (const std::string& complaint : loaded.complaints) {
         spdlog::error("{}", complaint);
     }
 
     sys::listener listener = sys::listener::open(settings.socket, settings.state_dir);
     sandbox::account account(executor, settings.base_url, settings.api_key, settings.state_dir);
-    sandbox::manager manager(executor, account, store,
-                             {.instance = self.id,
-                              .plan = settings.plan,
-                              .idle_stop = settings.idle_stop,
-                              .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
-                              .max_active = settings.max_active});
+    sandbox::manager manager(
+        executor, account, store,
+        {.instance = self.id,
+         .plan = settings.plan,
+         .idle_stop = settings.idle_stop,
+         .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
+         .max_active = settings.max_active});
     manager.adopt(std::move(loaded.records));
     core::exec_limits limits;
     limits.refused = settings.queue_timeout;
@@ -110,13 +116,16 @@ int serve(const sys::settings& settings) {
     rpc::server server(executor, listener.release_fd(), parts);
 
     asio::cancellation_signal stop_background;
-    asio::co_spawn(context, manager.run(), asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));
+    asio::co_spawn(context, manager.run(),
+                   asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));
     asio::co_spawn(context, server.run(), must_not_fail);
-    asio::co_spawn(context, stop_when_told(context, signals, parts, server, service_manager, stop_background),
-                   must_not_fail);
+    asio::co_spawn(
+        context, stop_when_told(context, signals, parts, server, service_manager, stop_background),
+        must_not_fail);
 
-    spdlog::info("deepinfra-sandboxd {} is ready on {} ({})", sys::version(), listener.path().string(),
-                 account.configured() ? account.base_url() : account.base_url() + ", no API key yet");
+    spdlog::info(
+        "deepinfra-sandboxd {} is ready on {} ({})", sys::version(), listener.path().string(),
+        account.configured() ? account.base_url() : account.base_url() + ", no API key yet");
     service_manager.ready(account.configured() ? "ready" : "ready; no API key yet");
     context.run();
     return 0;

@@ -5,8 +5,9 @@
 
 namespace sandboxd {
 
-// Returns the process's exit code: 0 after SIGTERM or SIGINT. Throws what keeps it from starting: sys::already_running,
-// sys::config_error, std::system_error, std::runtime_error, each with a text for people.
+// Returns the process's exit code: 0 after SIGTERM or SIGINT. Throws what keeps it from starting:
+// sys::already_running, sys::config_error, std::system_error, std::runtime_error, each with a text
+// for people.
 int serve(const sys::settings& settings);
 
 } // namespace sandboxd

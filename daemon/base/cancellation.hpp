@@ -9,8 +9,8 @@
 
 namespace sandboxd {
 
-// True for no exception and for operation_aborted, also from two operations that ran side by side (Asio's && and ||
-// report the two as multiple_exceptions; the first speaks for both).
+// True for no exception and for operation_aborted, also from two operations that ran side by side
+// (Asio's && and || report the two as multiple_exceptions; the first speaks for both).
 inline bool is_cancellation(const std::exception_ptr& problem) {
     if (!problem) {
         return true;

@@ -1,7 +1,8 @@
 // "Something has changed, look again", between coroutines of the one thread.
 //
-// As with a condition variable, a waiter checks its predicate, waits, and checks again; nothing is remembered for those
-// who come later. Waiting can be cancelled like any Asio operation (system_error, operation_aborted).
+// As with a condition variable, a waiter checks its predicate, waits, and checks again; nothing is
+// remembered for those who come later. Waiting can be cancelled like any Asio operation
+// (system_error, operation_aborted).
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -25,7 +26,8 @@ public:
 
     boost::asio::awaitable<void> wait() {
         const std::uint64_t seen = changes_;
-        const auto [error] = co_await timer_.async_wait(boost::asio::as_tuple(boost::asio::use_awaitable));
+        const auto [error] =
+            co_await timer_.async_wait(boost::asio::as_tuple(boost::asio::use_awaitable));
         // The timer is cancelled by notify_all() and by the waiter's own cancellation alike.
         if (changes_ == seen) {
             throw boost::system::system_error(error);

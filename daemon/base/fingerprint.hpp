@@ -11,7 +11,8 @@ namespace sandboxd {
 // SHA-256 of `bytes` as 64 lower-case hexadecimal digits.
 std::string sha256_hex(std::string_view bytes);
 
-// The first 16 hexadecimal digits of the SHA-256 of "deepinfra-sandboxd key v1\n" and the key; clients compute the same.
+// The first 16 hexadecimal digits of the SHA-256 of "deepinfra-sandboxd key v1\n" and the key;
+// clients compute the same.
 std::string key_fingerprint(const secret& api_key);
 
 } // namespace sandboxd

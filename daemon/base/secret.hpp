@@ -1,7 +1,8 @@
 // A string that must not be seen: the API key.
 //
-// It has no stream operator, no formatter and no implicit conversion, so it cannot slip into a log line or an error
-// text; `reveal()` is the one way out and easy to search for. The memory is overwritten when it goes.
+// It has no stream operator, no formatter and no implicit conversion, so it cannot slip into a log
+// line or an error text; `reveal()` is the one way out and easy to search for. The memory is
+// overwritten when it goes.
 #pragma once
 
 #include <string>

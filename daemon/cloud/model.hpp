@@ -1,5 +1,5 @@
-// What the deep_sands API speaks of, as plain values. Unknown fields of an answer are ignored and missing ones keep the
-// defaults given here (S: official SDK).
+// What the deep_sands API speaks of, as plain values. Unknown fields of an answer are ignored and
+// missing ones keep the defaults given here (S: official SDK).
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,16 @@
 namespace sandboxd::cloud {
 
 // States the API is known to report (S); anything else becomes `unknown`.
-enum class sandbox_state { creating, starting, running, stopping, stopped, failed, deleted, unknown };
+enum class sandbox_state {
+    creating,
+    starting,
+    running,
+    stopping,
+    stopped,
+    failed,
+    deleted,
+    unknown
+};
 
 struct sandbox_info {
     std::string id;

@@ -12,7 +12,8 @@ namespace {
 constexpr std::string_view marker = "DEEPINFRA_SANDBOXD_EXEC=";
 constexpr std::size_t inline_stdin = 64U << 10; // bytes; in base64 it still fits one argument
 
-// Arguments: directory, 1 to merge stderr into stdout, kind of stdin, stdin's text or path, then the command.
+// Arguments: directory, 1 to merge stderr into stdout, kind of stdin, stdin's text or path, then
+// the command.
 constexpr std::string_view wrapper = R"sh(
 [ "$2" = 1 ] && exec 2>&1
 cd -- "$1" 2>/dev/null || {
@@ -34,8 +35,9 @@ unset kind data
 exec "$@"
 )sh";
 
-// In front of the wrapper when an argument is not UTF-8, which JSON cannot carry: each argument then comes with its
-// backslashes and non-ASCII bytes as \0ooo. The dot keeps the newlines at the end that $( ) would take.
+// In front of the wrapper when an argument is not UTF-8, which JSON cannot carry: each argument
+// then comes with its backslashes and non-ASCII bytes as \0ooo. The dot keeps the newlines at the
+// end that $( ) would take.
 constexpr std::string_view decoder = R"sh(
 count=$#
 while [ "$count" -gt 0 ]; do
@@ -68,7 +70,8 @@ std::string octal_escaped(std::string_view bytes) {
 prepared_command build_attached(const command_spec& spec, const std::string& exec_id) {
     check_spec(spec);
     prepared_command built;
-    std::vector<std::string> args{spec.cwd.empty() ? "/workspace" : spec.cwd, spec.merge_output ? "1" : "0"};
+    std::vector<std::string> args{spec.cwd.empty() ? "/workspace" : spec.cwd,
+                                  spec.merge_output ? "1" : "0"};
 
     if (!spec.stdin_data || spec.stdin_data->empty()) {
         args.insert(args.end(), {"none", ""});
@@ -87,7 +90,8 @@ prepared_command build_attached(const command_spec& spec, const std::string& exe
     }
     if (!spec.script) {
         if (spec.argv.front().find('=') != std::string::npos) {
-            args.insert(args.end(), {"sh", "-c", "exec \"$@\"", "sh"}); // env would take it for a variable
+            args.insert(args.end(),
+                        {"sh", "-c", "exec \"$@\"", "sh"}); // env would take it for a variable
         }
         args.insert(args.end(), spec.argv.begin(), spec.argv.end());
     } else if (spec.script->size() <= max_argument) {
@@ -101,8 +105,10 @@ prepared_command build_attached(const command_spec& spec, const std::string& exe
         }
     }
 
-    const bool all_text = std::all_of(args.begin(), args.end(), [](const auto& each) { return is_utf8(each); });
-    built.argv = {"/bin/sh", "-c", all_text ? std::string(wrapper) : std::string(decoder) + std::string(wrapper),
+    const bool all_text =
+        std::all_of(args.begin(), args.end(), [](const auto& each) { return is_utf8(each); });
+    built.argv = {"/bin/sh", "-c",
+                  all_text ? std::string(wrapper) : std::string(decoder) + std::string(wrapper),
                   "deepinfra-sandboxd"};
     for (std::string& each : args) {
         built.argv.push_back(all_text ? std::move(each) : octal_escaped(each));
@@ -112,8 +118,8 @@ prepared_command build_attached(const command_spec& spec, const std::string& exe
 }
 
 std::vector<std::string> kill_command(const std::string& exec_id, kill_signal signal) {
-    // `members`: every process that carries the marker, and all descendants of those. The kill script itself carries
-    // none. A process that ends while being looked at is simply not there.
+    // `members`: every process that carries the marker, and all descendants of those. The kill
+    // script itself carries none. A process that ends while being looked at is simply not there.
     static constexpr std::string_view script = R"sh(
 marker=$1 signal=$2
 members() {
@@ -162,8 +168,15 @@ done
 members && exit 1
 exit 0
 )sh";
-    const char* name = signal == kill_signal::interrupt ? "INT" : signal == kill_signal::terminate ? "TERM" : "KILL";
-    return {"/bin/sh", "-c", std::string(script), "deepinfra-sandboxd-kill", std::string(marker) + exec_id, name};
+    const char* name = signal == kill_signal::interrupt   ? "INT"
+                       : signal == kill_signal::terminate ? "TERM"
+                                                          : "KILL";
+    return {"/bin/sh",
+            "-c",
+            std::string(script),
+            "deepinfra-sandboxd-kill",
+            std::string(marker) + exec_id,
+            name};
 }
 
 } // namespace sandboxd::core

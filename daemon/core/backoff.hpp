@@ -7,7 +7,8 @@ namespace sandboxd::core {
 
 using milliseconds = std::chrono::milliseconds;
 
-// Grows from `initial` by `factor` to `maximum`; a machine that was told nothing new asks ever more rarely.
+// Grows from `initial` by `factor` to `maximum`; a machine that was told nothing new asks ever more
+// rarely.
 class backoff {
 public:
     constexpr backoff(milliseconds initial, milliseconds maximum, double factor = 2.0) noexcept

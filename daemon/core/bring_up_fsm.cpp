@@ -12,7 +12,8 @@ using kind = cloud::failure_kind;
 
 } // namespace
 
-bring_up_fsm::bring_up_fsm(sandbox_record& record, std::string seed, std::string instance, bring_up_limits limits)
+bring_up_fsm::bring_up_fsm(sandbox_record& record, std::string seed, std::string instance,
+                           bring_up_limits limits)
     : record_(record), seed_(std::move(seed)), instance_(std::move(instance)), limits_(limits) {}
 
 bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
@@ -31,8 +32,9 @@ bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
 
 bring_up_fsm::step bring_up_fsm::new_creation() {
     if (creates_ == limits_.creates) {
-        return fail({error_name::boot_failed, "the platform could not boot a sandbox, " + std::to_string(creates_) +
-                                                  " times in a row; what it had made was deleted again"});
+        return fail({error_name::boot_failed,
+                     "the platform could not boot a sandbox, " + std::to_string(creates_) +
+                         " times in a row; what it had made was deleted again"});
     }
     ++creates_;
     record_.creation_id = seed_ + "-" + std::to_string(creates_);
@@ -48,7 +50,9 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
     return save_then(action::create, true);
 }
 
-bring_up_fsm::step bring_up_fsm::on_saved(milliseconds) { return act(after_save_); }
+bring_up_fsm::step bring_up_fsm::on_saved(milliseconds) {
+    return act(after_save_);
+}
 
 bring_up_fsm::step bring_up_fsm::on_save_failed(milliseconds, std::string_view why) {
     if (!save_is_critical_) {
@@ -56,12 +60,15 @@ bring_up_fsm::step bring_up_fsm::on_save_failed(milliseconds, std::string_view w
     }
     record_.create_pending = false;
     record_.state = life_state::absent;
-    return fail({error_name::internal_error,
-                 "the intent to create a sandbox could not be written down, so nothing was created: " + std::string(why),
-                 "Make the state directory writable and its disk not full, then try again."});
+    return fail(
+        {error_name::internal_error,
+         "the intent to create a sandbox could not be written down, so nothing was created: " +
+             std::string(why),
+         "Make the state directory writable and its disk not full, then try again."});
 }
 
-bring_up_fsm::step bring_up_fsm::on_create(milliseconds now, const cloud::result<std::string>& created) {
+bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
+                                           const cloud::result<std::string>& created) {
     if (created.has_value()) {
         all_well();
         record_.sandbox_id = *created;
@@ -77,13 +84,16 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now, const cloud::result
         return look_up(listing::by_tag);
     }
     if (failure.kind == kind::unreachable || failure.kind == kind::rate_limited) {
-        return trouble(now, failure, action::create); // certainly nothing was made: the same attempt may be sent again
+        return trouble(
+            now, failure,
+            action::create); // certainly nothing was made: the same attempt may be sent again
     }
     record_.create_pending = false;
     record_.state = life_state::absent;
     rpc_error error = machine_error_from(failure, doing_);
     if (failure.kind == kind::bad_request && !record_.plan.empty()) {
-        error = {error_name::unknown_plan, error.what() + std::string(" (plan '") + record_.plan + "')"};
+        error = {error_name::unknown_plan,
+                 error.what() + std::string(" (plan '") + record_.plan + "')"};
     }
     return fail(std::move(error));
 }
@@ -97,8 +107,9 @@ bring_up_fsm::step bring_up_fsm::look_up(listing purpose) {
     return act(action::list);
 }
 
-bring_up_fsm::step bring_up_fsm::on_list(milliseconds now,
-                                         const cloud::result<std::vector<cloud::sandbox_info>>& listed) {
+bring_up_fsm::step
+bring_up_fsm::on_list(milliseconds now,
+                      const cloud::result<std::vector<cloud::sandbox_info>>& listed) {
     if (!listed.has_value()) {
         return trouble(now, listed.error(), action::list);
     }
@@ -106,27 +117,31 @@ bring_up_fsm::step bring_up_fsm::on_list(milliseconds now,
     if (listing_ == listing::by_tag) {
         return on_tag_listed(now, *listed);
     }
-    const auto found = std::find_if(listed->begin(), listed->end(),
-                                    [&](const auto& each) { return each.id == record_.sandbox_id; });
+    const auto found = std::find_if(listed->begin(), listed->end(), [&](const auto& each) {
+        return each.id == record_.sandbox_id;
+    });
     if (found == listed->end()) {
         return gone();
     }
     return std::exchange(disowned_, false) ? contradicted(now) : seen(now, *found);
 }
 
-// A start or delete was answered with 404, yet the sandbox is listed: what is true shows later, if ever.
+// A start or delete was answered with 404, yet the sandbox is listed: what is true shows later, if
+// ever.
 bring_up_fsm::step bring_up_fsm::contradicted(milliseconds now) {
     if (!contradicted_since_) {
         contradicted_since_ = now;
     }
     if (now - *contradicted_since_ >= limits_.trouble) {
-        return fail({error_name::cloud_error, "while " + std::string(doing_) +
-                                                  ", the platform did not find it, although it lists it"});
+        return fail(
+            {error_name::cloud_error, "while " + std::string(doing_) +
+                                          ", the platform did not find it, although it lists it"});
     }
     return wait_then(action::get, poll_.next());
 }
 
-bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all) {
+bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
+                                               const std::vector<cloud::sandbox_info>& all) {
     const auto found = std::find_if(all.begin(), all.end(), [&](const auto& each) {
         return is_ours(each) && each.state != cloud::sandbox_state::deleted;
     });
@@ -149,7 +164,8 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now, const std::vect
         return fail(machine_error_from(*doubt_, "creating the sandbox"));
     }
     if (creates_ == limits_.creates) {
-        // The intent stays open: should the sandbox turn up after all, the next bring-up finds it by its tag.
+        // The intent stays open: should the sandbox turn up after all, the next bring-up finds it
+        // by its tag.
         return fail({error_name::outcome_unknown,
                      "creating the sandbox was answered with an error " + std::to_string(creates_) +
                          " times and no sandbox has turned up; the intent stays open"});
@@ -173,7 +189,8 @@ bool bring_up_fsm::is_ours(const cloud::sandbox_info& info) const {
            value(tag::creation).starts_with(record_.creation_id + ".");
 }
 
-bring_up_fsm::step bring_up_fsm::on_get(milliseconds now, const cloud::result<cloud::sandbox_info>& got) {
+bring_up_fsm::step bring_up_fsm::on_get(milliseconds now,
+                                        const cloud::result<cloud::sandbox_info>& got) {
     if (got.has_value()) {
         all_well();
         return seen(now, *got);
@@ -190,24 +207,30 @@ bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_inf
     }
     const life_state state = life_state_of(info.state);
     switch (state) {
-    case life_state::running: return running();
-    case life_state::absent: return gone();
-    case life_state::failed: return boot_failed(now, "the platform reports it as failed");
+    case life_state::running:
+        return running();
+    case life_state::absent:
+        return gone();
+    case life_state::failed:
+        return boot_failed(now, "the platform reports it as failed");
     case life_state::stopped:
         if (!record_.persistent) {
-            doing_ = "deleting a stopped one-session sandbox"; // never resumed: it promised to forget
+            doing_ =
+                "deleting a stopped one-session sandbox"; // never resumed: it promised to forget
             return act(action::remove);
         }
         record_.state = life_state::stopped;
         if (!start_since_) {
             start_since_ = now;
         } else if (now - *start_since_ >= limits_.boot) {
-            return boot_failed(now, "it was still 'stopped' " + std::to_string(limits_.boot.count() / 1000) +
+            return boot_failed(now, "it was still 'stopped' " +
+                                        std::to_string(limits_.boot.count() / 1000) +
                                         " s after it was first told to start");
         }
         doing_ = "starting the sandbox";
         return act(action::start);
-    default: return booting(now, state);
+    default:
+        return booting(now, state);
     }
 }
 
@@ -247,7 +270,8 @@ bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how)
     }
     record_.state = life_state::failed;
     rpc_error error(error_name::boot_failed, "the sandbox did not start: " + std::string(how),
-                    "Its files are kept. Try again later; `deepinfra-sandboxd terminate` deletes it and lets the next "
+                    "Its files are kept. Try again later; `deepinfra-sandboxd terminate` deletes "
+                    "it and lets the next "
                     "command make a new one.");
     error.sandbox_id = record_.sandbox_id;
     return fail(std::move(error));
@@ -300,7 +324,8 @@ bring_up_fsm::step bring_up_fsm::on_remove(milliseconds now, const cloud::result
 }
 
 bring_up_fsm::step bring_up_fsm::running() {
-    // From `unknown` it is taken for the same boot: only a state that was seen not to be running proves another one.
+    // From `unknown` it is taken for the same boot: only a state that was seen not to be running
+    // proves another one.
     if (record_.state != life_state::running && record_.state != life_state::unknown) {
         ++record_.generation;
     }
@@ -314,7 +339,9 @@ bring_up_fsm::step bring_up_fsm::gone() {
     return new_creation();
 }
 
-bring_up_fsm::step bring_up_fsm::on_waited(milliseconds) { return act(after_wait_); }
+bring_up_fsm::step bring_up_fsm::on_waited(milliseconds) {
+    return act(after_wait_);
+}
 
 bring_up_fsm::step bring_up_fsm::save_then(action next, bool critical) {
     after_save_ = next;
@@ -334,7 +361,8 @@ bring_up_fsm::step bring_up_fsm::fail(rpc_error error) const {
     return {action::fail, milliseconds{0}, std::move(error)};
 }
 
-bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure& failure, action again) {
+bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure& failure,
+                                         action again) {
     if (!trouble_since_) {
         trouble_since_ = now;
     }
@@ -344,7 +372,8 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
             record_.state = life_state::absent;
         }
         const bool for_a_machine = again == action::create || again == action::start;
-        return fail(for_a_machine ? machine_error_from(failure, doing_) : plain_error_from(failure, doing_));
+        return fail(for_a_machine ? machine_error_from(failure, doing_)
+                                  : plain_error_from(failure, doing_));
     }
     milliseconds delay = retry_.next();
     if (failure.retry_after) {

@@ -1,12 +1,14 @@
-// From whatever is known about a key's sandbox to a running one: look it up, create it, start it, wait for it.
+// From whatever is known about a key's sandbox to a running one: look it up, create it, start it,
+// wait for it.
 //
-// The machine is told what a request brought and answers what to do next (`step`). It edits the record it was given,
-// which the caller owns and keeps alive; the caller writes the record to disk whenever told `save` and goes on only
-// when that is done. Nothing here sends, sleeps or reads a clock: `now` is any clock that only goes forward.
+// The machine is told what a request brought and answers what to do next (`step`). It edits the
+// record it was given, which the caller owns and keeps alive; the caller writes the record to disk
+// whenever told `save` and goes on only when that is done. Nothing here sends, sleeps or reads a
+// clock: `now` is any clock that only goes forward.
 //
-// Invariants: no create is sent before its intent is on disk; a create whose outcome is not known is looked up by its
-// tag and never simply repeated; a sandbox that may hold somebody's files is never deleted here; only a 404 that a
-// successful listing confirms makes a sandbox gone.
+// Invariants: no create is sent before its intent is on disk; a create whose outcome is not known
+// is looked up by its tag and never simply repeated; a sandbox that may hold somebody's files is
+// never deleted here; only a 404 that a successful listing confirms makes a sandbox gone.
 #pragma once
 
 #include "base/error.hpp"
@@ -23,10 +25,11 @@
 namespace sandboxd::core {
 
 struct bring_up_limits {
-    milliseconds boot{120'000};       // in creating, starting or stopping, before a boot counts as hung
-    milliseconds trouble{45'000};     // of failures in a row that may pass by themselves
-    milliseconds look_up_gap{10'000}; // between the two listings that prove a doubtful create absent
-    int creates = 2;                  // sandboxes made in one bring-up, the first included
+    milliseconds boot{120'000};   // in creating, starting or stopping, before a boot counts as hung
+    milliseconds trouble{45'000}; // of failures in a row that may pass by themselves
+    milliseconds look_up_gap{
+        10'000};     // between the two listings that prove a doubtful create absent
+    int creates = 2; // sandboxes made in one bring-up, the first included
 };
 
 class bring_up_fsm {
@@ -38,9 +41,10 @@ public:
         std::optional<rpc_error> error; // fail
     };
 
-    // `seed`: unpredictable; new creation ids are made from it. `instance`: of this daemon, proves ownership of what a
-    // listing shows.
-    bring_up_fsm(sandbox_record& record, std::string seed, std::string instance, bring_up_limits limits = {});
+    // `seed`: unpredictable; new creation ids are made from it. `instance`: of this daemon, proves
+    // ownership of what a listing shows.
+    bring_up_fsm(sandbox_record& record, std::string seed, std::string instance,
+                 bring_up_limits limits = {});
 
     step begin(milliseconds now);
     step on_saved(milliseconds now);
@@ -53,9 +57,11 @@ public:
     step on_waited(milliseconds now);
 
     // Valid after `done`.
-    bool created() const noexcept { return created_; }       // the sandbox is a new one
-    bool resumed() const noexcept { return resumed_; }       // it was stopped and has been started
-    bool state_lost() const noexcept { return state_lost_; } // the one known before is gone with its files
+    bool created() const noexcept { return created_; } // the sandbox is a new one
+    bool resumed() const noexcept { return resumed_; } // it was stopped and has been started
+    bool state_lost() const noexcept {
+        return state_lost_;
+    } // the one known before is gone with its files
 
     // What is being waited for, for people: "starting the sandbox".
     std::string_view doing() const noexcept { return doing_; }
@@ -91,14 +97,16 @@ private:
     listing listing_ = listing::by_tag;
     int absences_ = 0; // listings in a row without the tag
     int creates_ = 0;
-    int restarts_ = 0; // starts repeated after a failed boot
+    int restarts_ = 0;   // starts repeated after a failed boot
     bool fresh_ = false; // nobody has used this sandbox yet: it may be deleted
     bool created_ = false;
     bool resumed_ = false;
     bool state_lost_ = false;
-    bool disowned_ = false; // the listing under way is there because a start or delete was answered with 404
+    bool disowned_ =
+        false; // the listing under way is there because a start or delete was answered with 404
     std::optional<milliseconds> boot_since_;
-    std::optional<milliseconds> start_since_; // first told to start; again and again without effect ends with limits.boot
+    std::optional<milliseconds>
+        start_since_; // first told to start; again and again without effect ends with limits.boot
     std::optional<milliseconds> contradicted_since_;
     std::optional<milliseconds> trouble_since_;
     std::optional<cloud::failure> doubt_; // what left the create's outcome open

@@ -26,7 +26,8 @@ void check_spec(const command_spec& spec) {
         check_no_nul(name, "env");
         check_no_nul(value, "env");
         if (name.empty() || name.find('=') != std::string::npos) {
-            throw rpc_error(error_name::invalid_params, "'" + name + "' cannot be the name of an environment variable");
+            throw rpc_error(error_name::invalid_params,
+                            "'" + name + "' cannot be the name of an environment variable");
         }
         check_lengths({name + "=" + value});
     }
@@ -39,8 +40,8 @@ void check_lengths(const std::vector<std::string>& argv) {
         if (each.size() > max_argument) {
             throw rpc_error(error_name::argument_too_long,
                             "an argument or environment value of " + std::to_string(each.size()) +
-                                " bytes is over the kernel's limit of " + std::to_string(max_argument) +
-                                "; nothing has run");
+                                " bytes is over the kernel's limit of " +
+                                std::to_string(max_argument) + "; nothing has run");
         }
     }
 }

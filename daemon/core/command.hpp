@@ -1,4 +1,5 @@
-// A command as it was asked for, and as it is said to the platform, which knows an argument vector only.
+// A command as it was asked for, and as it is said to the platform, which knows an argument vector
+// only.
 //
 // The two ways of saying it are attached_command.hpp and shim_command.hpp.
 #pragma once
@@ -12,7 +13,8 @@
 
 namespace sandboxd::core {
 
-inline constexpr std::size_t max_argument = 131'071; // bytes of one argv element: Linux' MAX_ARG_STRLEN less its NUL
+inline constexpr std::size_t max_argument =
+    131'071; // bytes of one argv element: Linux' MAX_ARG_STRLEN less its NUL
 
 struct command_spec {
     // Exactly one of the two is set. Bytes, without NUL.
@@ -20,10 +22,11 @@ struct command_spec {
     std::optional<std::string> script; // run by bash
     bool login = false;                // the script's bash is a login shell
 
-    std::string cwd; // empty: /workspace. One that is not there falls back to /workspace, with a notice on stderr
+    std::string cwd; // empty: /workspace. One that is not there falls back to /workspace, with a
+                     // notice on stderr
     std::vector<std::pair<std::string, std::string>> env; // on top of the sandbox's own
-    std::optional<std::string> stdin_data;                // nothing: /dev/null; empty: immediate end of file
-    bool merge_output = false;                            // stderr goes where stdout goes
+    std::optional<std::string> stdin_data; // nothing: /dev/null; empty: immediate end of file
+    bool merge_output = false;             // stderr goes where stdout goes
 };
 
 struct upload {
@@ -38,15 +41,16 @@ struct prepared_command {
 
 enum class kill_signal { interrupt, terminate, kill }; // each sharper than the one before it
 
-// Throws rpc_error: invalid_params for a NUL byte or a name no environment can hold, argument_too_long for what the
-// kernel would refuse.
+// Throws rpc_error: invalid_params for a NUL byte or a name no environment can hold,
+// argument_too_long for what the kernel would refuse.
 void check_spec(const command_spec& spec);
 // Throws rpc_error argument_too_long for what the kernel would refuse.
 void check_lengths(const std::vector<std::string>& argv);
 
 // Where input that is too long for an argument is put.
 std::string upload_path(std::string_view kind, const std::string& exec_id);
-// Its arguments are the script's path, and `-l` for a login shell. The file goes before the script begins.
+// Its arguments are the script's path, and `-l` for a login shell. The file goes before the script
+// begins.
 inline constexpr std::string_view script_file_runner =
     "exec 3<\"$1\" && rm -f -- \"$1\" && shift && exec bash \"$@\" /dev/fd/3";
 

@@ -14,25 +14,35 @@ using kind = cloud::failure_kind;
 
 std::string_view to_string(exit_reason reason) noexcept {
     switch (reason) {
-    case exit_reason::exited: return "exited";
-    case exit_reason::timed_out: return "timed_out";
-    case exit_reason::cancelled: return "cancelled";
-    case exit_reason::lost: return "lost";
-    case exit_reason::failed: return "failed";
+    case exit_reason::exited:
+        return "exited";
+    case exit_reason::timed_out:
+        return "timed_out";
+    case exit_reason::cancelled:
+        return "cancelled";
+    case exit_reason::lost:
+        return "lost";
+    case exit_reason::failed:
+        return "failed";
     }
     return "failed";
 }
 
 std::string_view to_string(started value) noexcept {
     switch (value) {
-    case started::yes: return "yes";
-    case started::no: return "no";
-    case started::unknown: return "unknown";
+    case started::yes:
+        return "yes";
+    case started::no:
+        return "no";
+    case started::unknown:
+        return "unknown";
     }
     return "unknown";
 }
 
-exec_fsm::steps exec_fsm::begin() { return {{action::acquire}}; }
+exec_fsm::steps exec_fsm::begin() {
+    return {{action::acquire}};
+}
 
 exec_fsm::steps exec_fsm::finish(exec_exit exit) {
     phase_ = phase::done;
@@ -85,9 +95,11 @@ exec_fsm::steps exec_fsm::on_sent() {
 }
 
 exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure& failure) {
-    const bool certainly_not_run = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
+    const bool certainly_not_run =
+        !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
     if (phase_ == phase::ending || (phase_ == phase::sending && cancel_wanted_)) {
-        // Whether it started is open otherwise: then the kill goes on (or begins now) and says how it ended.
+        // Whether it started is open otherwise: then the kill goes on (or begins now) and says how
+        // it ended.
         if (certainly_not_run) {
             return finish(ended_unstarted());
         }
@@ -101,7 +113,9 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         exec_exit exit;
         exit.reason = exit_reason::lost;
         exit.ran = started::unknown;
-        exit.message = error.what() + std::string("; whether the command ran is unknown, and it was not sent again");
+        exit.message =
+            error.what() +
+            std::string("; whether the command ran is unknown, and it was not sent again");
         exit.error.emplace(error_name::outcome_unknown, exit.message);
         return finish(std::move(exit));
     }
@@ -109,8 +123,10 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
     case kind::conflict:
     case kind::not_found:
         if (++wrong_states_ > limits_.wrong_state) {
-            // Each time in between it was found running. So it is not gone, whatever a 404 says here.
-            return fail_unstarted({error_name::cloud_error, error.what() + std::string("; yet the sandbox is said to run")});
+            // Each time in between it was found running. So it is not gone, whatever a 404 says
+            // here.
+            return fail_unstarted({error_name::cloud_error,
+                                   error.what() + std::string("; yet the sandbox is said to run")});
         }
         unreachable_since_.reset();
         refused_since_.reset();
@@ -138,7 +154,8 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         waiting_for_ = error.what() + std::string("; trying again");
         return {{action::wait, delay}};
     }
-    default: return fail_unstarted(std::move(error));
+    default:
+        return fail_unstarted(std::move(error));
     }
 }
 
@@ -169,7 +186,8 @@ exec_fsm::steps exec_fsm::on_internal_error(std::string_view what) {
     exec_exit exit;
     exit.reason = exit_reason::lost;
     exit.ran = answered_ ? started::yes : started::unknown;
-    exit.message = error.what() + std::string("; the command's outcome is unknown, and it was not run again");
+    exit.message =
+        error.what() + std::string("; the command's outcome is unknown, and it was not run again");
     exit.error = error;
     return finish(std::move(exit));
 }
@@ -187,12 +205,14 @@ exec_fsm::steps exec_fsm::on_daemon_stopping() {
         exec_exit exit;
         exit.reason = exit_reason::lost;
         exit.ran = answered_ ? started::yes : started::unknown;
-        exit.message = "the daemon was stopped meanwhile; the command may still be running, its outcome is unknown, and "
+        exit.message = "the daemon was stopped meanwhile; the command may still be running, its "
+                       "outcome is unknown, and "
                        "it was not run again";
         exit.error.emplace(error_name::outcome_unknown, exit.message);
         return finish(std::move(exit));
     }
-    case phase::done: return {};
+    case phase::done:
+        return {};
     }
     return {};
 }
@@ -210,7 +230,8 @@ exec_exit exec_fsm::ended() const {
     exit.ran = answered_ ? started::yes : started::unknown;
     exit.message = unconfirmed_;
     if (!answered_ && !killed_for_good_ && exit.message.empty()) {
-        exit.message = "the platform had not said whether the command had started; should it start late, it will run on";
+        exit.message = "the platform had not said whether the command had started; should it start "
+                       "late, it will run on";
     }
     exit.kill_unconfirmed = !exit.message.empty();
     return exit;
@@ -237,7 +258,8 @@ exec_fsm::steps exec_fsm::on_exited(int returncode) {
     return on_stream_over();
 }
 
-// While its processes are being ended: the stream's end speaks of the first of them at the most, only the kill of all.
+// While its processes are being ended: the stream's end speaks of the first of them at the most,
+// only the kill of all.
 exec_fsm::steps exec_fsm::on_stream_over() {
     stream_over_ = true;
     return phase_ == phase::ending && kill_confirmed_ ? finish(ended()) : steps{};
@@ -289,26 +311,31 @@ exec_fsm::steps exec_fsm::kill_again() {
 
 exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
     switch (phase_) {
-    case phase::acquiring: return finish(ended_unstarted());
+    case phase::acquiring:
+        return finish(ended_unstarted());
     case phase::sending:
         if (waiting_to_send_) {
             return finish(ended_unstarted());
         }
-        // Its processes can be found only once there are any: the answer is a moment away, but not waited for long.
+        // Its processes can be found only once there are any: the answer is a moment away, but not
+        // waited for long.
         if (std::exchange(cancel_wanted_, true)) {
             signal_ = std::max(signal_, signal);
             return {};
         }
         signal_ = signal;
         return {{action::linger, limits_.answer}};
-    case phase::running: signal_ = signal; return end(exit_reason::cancelled);
+    case phase::running:
+        signal_ = signal;
+        return end(exit_reason::cancelled);
     case phase::ending:
         if (signal > signal_) {
             signal_ = signal;
             return kill_again();
         }
         return {};
-    case phase::done: return {};
+    case phase::done:
+        return {};
     }
     return {};
 }
@@ -326,7 +353,8 @@ exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach 
         return {}; // the later kill has seen more
     }
     if (!confirmed) {
-        unconfirmed_ = "that its processes have ended could not be confirmed (" + why + "): they may still be running";
+        unconfirmed_ = "that its processes have ended could not be confirmed (" + why +
+                       "): they may still be running";
         return finish(ended());
     }
     kill_confirmed_ = true;
@@ -348,7 +376,8 @@ exec_fsm::steps exec_fsm::on_lingered() {
         return {};
     }
     if (answered_ && !killed_for_good_ && !std::exchange(killed_twice_, true)) {
-        return kill_again(); // its stream goes on: perhaps it was only just starting when it was looked for
+        return kill_again(); // its stream goes on: perhaps it was only just starting when it was
+                             // looked for
     }
     return finish(ended());
 }

@@ -2,15 +2,16 @@
 //
 //   acquiring -> sending -> running -> ending -> done
 //
-// The machine is told what happened and answers with what to do next. Its one promise: a command is sent to the
-// platform again only when it certainly has not run (nothing was sent, or the platform refused it: 404, 409, 429);
-// after anything else the outcome is what the platform said, or unknown. Every path ends in exactly one `finish`.
+// The machine is told what happened and answers with what to do next. Its one promise: a command is
+// sent to the platform again only when it certainly has not run (nothing was sent, or the platform
+// refused it: 404, 409, 429); after anything else the outcome is what the platform said, or
+// unknown. Every path ends in exactly one `finish`.
 #pragma once
 
 #include "base/error.hpp"
 #include "cloud/failure.hpp"
-#include "core/command.hpp"
 #include "core/backoff.hpp"
+#include "core/command.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -35,15 +36,18 @@ struct exec_exit {
     started ran = started::unknown;
     std::string message; // for people; empty when there is nothing to say
     std::optional<rpc_error> error;
-    bool kill_unconfirmed = false; // lost, or its processes may have survived the time-out or cancel
+    bool kill_unconfirmed =
+        false; // lost, or its processes may have survived the time-out or cancel
 };
 
 struct exec_limits {
     milliseconds refused{300'000};    // of 429 answers in a row (queue-timeout)
     milliseconds unreachable{30'000}; // of failures to connect in a row
     int wrong_state = 3;              // 404 or 409 answers
-    milliseconds linger{500};         // after a confirmed kill, for the last output and the stream's own end
-    milliseconds answer{2'000};       // for the platform's answer, when a cancel comes while it is awaited
+    milliseconds linger{
+        500}; // after a confirmed kill, for the last output and the stream's own end
+    milliseconds answer{
+        2'000}; // for the platform's answer, when a cancel comes while it is awaited
 };
 
 // What a confirmed kill has settled.
@@ -56,15 +60,15 @@ enum class kill_reach {
 class exec_fsm {
 public:
     enum class action {
-        acquire,    // get a running sandbox and hold it
+        acquire,     // get a running sandbox and hold it
         release_bad, // the sandbox was not what it seemed: forget its state, then acquire
-        send,       // POST the command
-        wait,       // for `delay`, then on_waited
-        read,       // start reading the stream
-        arm,        // start the command's own clock anew, if it has a limit; then on_deadline
-        kill,       // end the command's processes, then on_killed
-        linger,     // for `delay`, then on_lingered
-        finish      // say `exit`; nothing follows
+        send,        // POST the command
+        wait,        // for `delay`, then on_waited
+        read,        // start reading the stream
+        arm,         // start the command's own clock anew, if it has a limit; then on_deadline
+        kill,        // end the command's processes, then on_killed
+        linger,      // for `delay`, then on_lingered
+        finish       // say `exit`; nothing follows
     };
     struct step {
         action what;
@@ -78,20 +82,20 @@ public:
     steps on_acquired();
     steps on_not_acquired(rpc_error error);
     steps on_waited();
-    steps on_sent();                                                     // the platform has begun to answer: 200
+    steps on_sent(); // the platform has begun to answer: 200
     steps on_send_failed(milliseconds now, const cloud::failure& failure);
-    steps on_not_sent(rpc_error error);                                  // what it needs could not be put in place
-    steps on_output();                                                   // each piece
+    steps on_not_sent(rpc_error error); // what it needs could not be put in place
+    steps on_output();                  // each piece
     steps on_exited(int returncode);
-    steps on_refused(std::string message);                               // the stream's {"error": ...} line
-    steps on_cut(const cloud::failure& why);                             // the stream ended without a terminal line
-    steps on_verdict(exec_exit exit);                                    // the in-sandbox runner's own word
-    steps on_cancel(kill_signal signal);                                 // a second one counts only if it is sharper
+    steps on_refused(std::string message);   // the stream's {"error": ...} line
+    steps on_cut(const cloud::failure& why); // the stream ended without a terminal line
+    steps on_verdict(exec_exit exit);        // the in-sandbox runner's own word
+    steps on_cancel(kill_signal signal);     // a second one counts only if it is sharper
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why, kill_reach reach = kill_reach::so_far);
     steps on_lingered();
-    steps on_internal_error(std::string_view what);                      // a part of the daemon has failed: no hang
-    steps on_daemon_stopping();                                          // whatever runs goes on without us
+    steps on_internal_error(std::string_view what); // a part of the daemon has failed: no hang
+    steps on_daemon_stopping();                     // whatever runs goes on without us
 
     bool done() const noexcept { return phase_ == phase::done; }
     bool acquiring() const noexcept { return phase_ == phase::acquiring; }

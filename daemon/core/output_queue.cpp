@@ -7,7 +7,8 @@
 namespace sandboxd::core {
 namespace {
 
-// Small pieces are joined up to this size: a command that prints line by line costs one message, not one a line.
+// Small pieces are joined up to this size: a command that prints line by line costs one message,
+// not one a line.
 constexpr std::size_t join_below = 16U << 10;
 
 } // namespace
@@ -24,7 +25,8 @@ void output_queue::push(output_stream stream, std::string_view bytes) {
         return;
     }
     queued_ += bytes.size();
-    if (!chunks_.empty() && chunks_.back().stream == stream && chunks_.back().offset + chunks_.back().bytes.size() == at &&
+    if (!chunks_.empty() && chunks_.back().stream == stream &&
+        chunks_.back().offset + chunks_.back().bytes.size() == at &&
         chunks_.back().bytes.size() + bytes.size() <= join_below) {
         chunks_.back().bytes += bytes;
         return;
@@ -49,7 +51,8 @@ std::optional<output_chunk> output_queue::take(std::size_t most) {
     const auto open = static_cast<std::size_t>(window_ - unacknowledged());
     std::size_t size = std::min({most, open, rest.size()});
     if (size < rest.size()) {
-        // Keep a character whole if that leaves anything; a window of a few bytes may have to cut one.
+        // Keep a character whole if that leaves anything; a window of a few bytes may have to cut
+        // one.
         const std::size_t whole = valid_utf8_prefix(rest.substr(0, size));
         if (whole > 0 && size - whole < 4) {
             size = whole;

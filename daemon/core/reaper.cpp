@@ -4,7 +4,8 @@
 
 namespace sandboxd::core {
 
-reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, std::chrono::milliseconds idle_stop) {
+reap_plan plan_reaping(const std::vector<reap_candidate>& candidates,
+                       std::chrono::milliseconds idle_stop) {
     reap_plan plan;
     if (idle_stop == std::chrono::milliseconds::zero()) {
         return plan;

@@ -23,6 +23,7 @@ struct reap_plan {
 };
 
 // `idle_stop` zero: never stop anything.
-reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, std::chrono::milliseconds idle_stop);
+reap_plan plan_reaping(const std::vector<reap_candidate>& candidates,
+                       std::chrono::milliseconds idle_stop);
 
 } // namespace sandboxd::core

@@ -27,7 +27,9 @@ std::string_view tag_of(const cloud::sandbox_info& info, std::string_view name) 
 
 } // namespace
 
-std::string describe(const sandbox_key& key) { return key.profile + "/" + key.task; }
+std::string describe(const sandbox_key& key) {
+    return key.profile + "/" + key.task;
+}
 
 std::string_view to_string(life_state state) noexcept {
     for (const auto& [value, name] : names) {
@@ -49,26 +51,35 @@ life_state life_state_from(std::string_view text) noexcept {
 
 life_state life_state_of(cloud::sandbox_state state) noexcept {
     switch (state) {
-    case cloud::sandbox_state::creating: return life_state::creating;
-    case cloud::sandbox_state::starting: return life_state::starting;
-    case cloud::sandbox_state::running: return life_state::running;
-    case cloud::sandbox_state::stopping: return life_state::stopping;
-    case cloud::sandbox_state::stopped: return life_state::stopped;
-    case cloud::sandbox_state::failed: return life_state::failed;
-    case cloud::sandbox_state::deleted: return life_state::absent;
-    case cloud::sandbox_state::unknown: return life_state::unknown;
+    case cloud::sandbox_state::creating:
+        return life_state::creating;
+    case cloud::sandbox_state::starting:
+        return life_state::starting;
+    case cloud::sandbox_state::running:
+        return life_state::running;
+    case cloud::sandbox_state::stopping:
+        return life_state::stopping;
+    case cloud::sandbox_state::stopped:
+        return life_state::stopped;
+    case cloud::sandbox_state::failed:
+        return life_state::failed;
+    case cloud::sandbox_state::deleted:
+        return life_state::absent;
+    case cloud::sandbox_state::unknown:
+        return life_state::unknown;
     }
     return life_state::unknown;
 }
 
 bool is_active(life_state state) noexcept {
-    return state == life_state::creating || state == life_state::starting || state == life_state::running ||
-           state == life_state::stopping;
+    return state == life_state::creating || state == life_state::starting ||
+           state == life_state::running || state == life_state::stopping;
 }
 
 std::string key_digest(const sandbox_key& key) {
     // The length keeps ("a", "bc") and ("ab", "c") apart.
-    return sha256_hex(std::to_string(key.profile.size()) + ":" + key.profile + key.task).substr(0, 32);
+    return sha256_hex(std::to_string(key.profile.size()) + ":" + key.profile + key.task)
+        .substr(0, 32);
 }
 
 std::string creation_tag(const sandbox_record& record) {
@@ -79,12 +90,14 @@ bool is_made_by(const cloud::sandbox_info& info, std::string_view instance) {
     return tag_of(info, tag::owner) == tag::owner_value && tag_of(info, tag::instance) == instance;
 }
 
-bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record, std::string_view instance) {
+bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
+                 std::string_view instance) {
     return is_made_by(info, instance) && !record.creation_id.empty() &&
            tag_of(info, tag::creation).starts_with(record.creation_id + ".");
 }
 
-std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance) {
+std::map<std::string, std::string> tags_for(const sandbox_record& record,
+                                            std::string_view instance) {
     const std::string task = record.key.task.substr(0, 128); // its last character may be cut
     return {{std::string(tag::owner), std::string(tag::owner_value)},
             {std::string(tag::instance), std::string(instance)},

@@ -1,8 +1,8 @@
 // What the daemon knows, and keeps across its own death, about the sandbox of one key.
 //
-// A record exists from the moment a create is intended (before the request is sent) until the sandbox is known to be
-// gone or was terminated. It belongs to one account on one host (`base_url`, `fingerprint`): what another key or host
-// says about the id never changes it.
+// A record exists from the moment a create is intended (before the request is sent) until the
+// sandbox is known to be gone or was terminated. It belongs to one account on one host (`base_url`,
+// `fingerprint`): what another key or host says about the id never changes it.
 #pragma once
 
 #include "cloud/model.hpp"
@@ -29,7 +29,7 @@ std::string describe(const sandbox_key& key);
 enum class life_state { absent, creating, starting, running, stopping, stopped, failed, unknown };
 
 std::string_view to_string(life_state state) noexcept;
-life_state life_state_from(std::string_view text) noexcept; // anything else: unknown
+life_state life_state_from(std::string_view text) noexcept;    // anything else: unknown
 life_state life_state_of(cloud::sandbox_state state) noexcept; // deleted: absent
 
 // Whether the cloud charges for it and counts it against the cap (D).
@@ -42,21 +42,22 @@ struct sandbox_record {
     std::string base_url;
     std::string fingerprint; // of the API key, see base/fingerprint.hpp
 
-    // Names one intent to create, in the cloud's tags too. Survives attempts; a new sandbox gets a new one.
+    // Names one intent to create, in the cloud's tags too. Survives attempts; a new sandbox gets a
+    // new one.
     std::string creation_id;
     int attempt = 0;             // of that creation_id; goes into the tag
     bool create_pending = false; // a POST may have been sent and its outcome is not known
 
     std::string sandbox_id; // the cloud's id; empty: none known
     life_state state = life_state::absent;
-    // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes and everything
-    // outside /workspace.
+    // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes
+    // and everything outside /workspace.
     std::uint64_t generation = 0;
     std::int64_t created_at = 0; // unix seconds, as the cloud says; 0: not known
 };
 
-// The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the rest finds a record
-// again or is for people.
+// The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the
+// rest finds a record again or is for people.
 namespace tag {
 inline constexpr std::string_view owner = "owner"; // = owner_value
 inline constexpr std::string_view owner_value = "deepinfra-sandboxd";
@@ -69,11 +70,13 @@ inline constexpr std::string_view task = "hermes_task_id";
 // Injective: no two keys share it, whatever characters they hold.
 std::string key_digest(const sandbox_key& key);
 std::string creation_tag(const sandbox_record& record);
-std::map<std::string, std::string> tags_for(const sandbox_record& record, std::string_view instance);
+std::map<std::string, std::string> tags_for(const sandbox_record& record,
+                                            std::string_view instance);
 
-// Proofs of ownership, by tags alone. Made by this daemon; and made for this very intent, by any of its attempts (an
-// earlier one may turn up late).
+// Proofs of ownership, by tags alone. Made by this daemon; and made for this very intent, by any of
+// its attempts (an earlier one may turn up late).
 bool is_made_by(const cloud::sandbox_info& info, std::string_view instance);
-bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record, std::string_view instance);
+bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
+                 std::string_view instance);
 
 } // namespace sandboxd::core

@@ -43,13 +43,17 @@ void add_field(std::string& to, std::string_view field) {
 
 } // namespace
 
-std::string shim_path(std::string_view hash) { return std::string(home) + "shim-" + std::string(hash); }
-
-std::vector<std::string> shim_install(const std::string& uploaded, const std::string& path) {
-    return {"/bin/sh", "-c", "chmod 755 \"$1\" && mv -f \"$1\" \"$2\" && exec \"$2\" probe", "sh", uploaded, path};
+std::string shim_path(std::string_view hash) {
+    return std::string(home) + "shim-" + std::string(hash);
 }
 
-std::string command_digest(const command_spec& spec, std::optional<std::chrono::milliseconds> timeout) {
+std::vector<std::string> shim_install(const std::string& uploaded, const std::string& path) {
+    return {"/bin/sh", "-c",     "chmod 755 \"$1\" && mv -f \"$1\" \"$2\" && exec \"$2\" probe",
+            "sh",      uploaded, path};
+}
+
+std::string command_digest(const command_spec& spec,
+                           std::optional<std::chrono::milliseconds> timeout) {
     std::string all;
     add_field(all, std::to_string(spec.argv.size()));
     for (const std::string& each : spec.argv) {
@@ -71,13 +75,21 @@ std::string command_digest(const command_spec& spec, std::optional<std::chrono::
     return sha256_hex(all);
 }
 
-prepared_command shim_run(const std::string& shim, const std::string& exec_id, const command_spec& spec,
-                          std::optional<std::chrono::milliseconds> timeout, std::chrono::seconds longest,
+prepared_command shim_run(const std::string& shim, const std::string& exec_id,
+                          const command_spec& spec,
+                          std::optional<std::chrono::milliseconds> timeout,
+                          std::chrono::seconds longest,
                           const std::vector<std::string>& acknowledged) {
     check_spec(spec);
     prepared_command built;
     std::vector<std::string>& argv = built.argv;
-    argv = {shim, "run", exec_id, "--digest", command_digest(spec, timeout), "--max-seconds", std::to_string(longest.count())};
+    argv = {shim,
+            "run",
+            exec_id,
+            "--digest",
+            command_digest(spec, timeout),
+            "--max-seconds",
+            std::to_string(longest.count())};
     const auto add = [&argv](std::string_view option, std::string value) {
         argv.emplace_back(option);
         argv.push_back(std::move(value));
@@ -109,11 +121,13 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id, c
         for (const std::string& each : spec.argv) {
             argv.push_back(percent_encoded(each));
         }
-    } else if (std::string encoded = percent_encoded(*spec.script); encoded.size() <= max_argument) {
+    } else if (std::string encoded = percent_encoded(*spec.script);
+               encoded.size() <= max_argument) {
         argv.insert(argv.end(), {"bash", spec.login ? "-lc" : "-c", std::move(encoded)});
     } else {
         built.uploads.push_back({upload_path("script", exec_id), *spec.script});
-        argv.insert(argv.end(), {"bash", "-c", percent_encoded(script_file_runner), "bash", built.uploads.back().path});
+        argv.insert(argv.end(), {"bash", "-c", percent_encoded(script_file_runner), "bash",
+                                 built.uploads.back().path});
         if (spec.login) {
             argv.emplace_back("-l");
         }
@@ -122,21 +136,24 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id, c
     return built;
 }
 
-std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id, std::uint64_t from,
-                                     const std::string& digest, std::chrono::seconds longest) {
+std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id,
+                                     std::uint64_t from, const std::string& digest,
+                                     std::chrono::seconds longest) {
     return {shim,       "follow", exec_id,         std::to_string(from),
             "--digest", digest,   "--max-seconds", std::to_string(longest.count())};
 }
 
-std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id, std::uint64_t pos) {
+std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,
+                                          std::uint64_t pos) {
     return {shim, "ack", exec_id, std::to_string(pos)};
 }
 
-std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id, kill_signal signal) {
+std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id,
+                                   kill_signal signal) {
     std::vector<std::string> argv{shim, "kill", exec_id, "--confirm-ms", "3000"};
     if (signal != kill_signal::kill) {
-        argv.insert(argv.end(),
-                    {"--signal", signal == kill_signal::interrupt ? "INT" : "TERM", "--grace-ms", "1000"});
+        argv.insert(argv.end(), {"--signal", signal == kill_signal::interrupt ? "INT" : "TERM",
+                                 "--grace-ms", "1000"});
     }
     return argv;
 }

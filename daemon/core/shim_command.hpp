@@ -1,5 +1,5 @@
-// How the daemon speaks to the in-sandbox shim: argument vectors for the platform's exec (daemon/shim/frames.h is the
-// specification). Pure.
+// How the daemon speaks to the in-sandbox shim: argument vectors for the platform's exec
+// (daemon/shim/frames.h is the specification). Pure.
 #pragma once
 
 #include "core/command.hpp"
@@ -13,31 +13,38 @@
 
 namespace sandboxd::core {
 
-// Where the shim of that hash lies in every sandbox: a name of its own for each build, as a running binary cannot be
-// overwritten.
+// Where the shim of that hash lies in every sandbox: a name of its own for each build, as a running
+// binary cannot be overwritten.
 std::string shim_path(std::string_view hash);
 
-// Puts an uploaded shim in its place and lets it look around: the upload gives no execute bit, and a rename is whole or
-// not at all. Its output is that of `probe`.
+// Puts an uploaded shim in its place and lets it look around: the upload gives no execute bit, and
+// a rename is whole or not at all. Its output is that of `probe`.
 std::vector<std::string> shim_install(const std::string& uploaded, const std::string& path);
 
 // Tells one request from another under the same id: 64 hexadecimal digits.
-std::string command_digest(const command_spec& spec, std::optional<std::chrono::milliseconds> timeout);
+std::string command_digest(const command_spec& spec,
+                           std::optional<std::chrono::milliseconds> timeout);
 
-// Starts the command, or attaches where the id is claimed. Throws as build_attached. `longest`: after so long the
-// follower leaves by itself, well before the platform would choose what to end. `acknowledged`: ids of commands whose end
-// the daemon has safely told; the shim forgets them on the way.
-prepared_command shim_run(const std::string& shim, const std::string& exec_id, const command_spec& spec,
-                          std::optional<std::chrono::milliseconds> timeout, std::chrono::seconds longest,
+// Starts the command, or attaches where the id is claimed. Throws as build_attached. `longest`:
+// after so long the follower leaves by itself, well before the platform would choose what to end.
+// `acknowledged`: ids of commands whose end the daemon has safely told; the shim forgets them on
+// the way.
+prepared_command shim_run(const std::string& shim, const std::string& exec_id,
+                          const command_spec& spec,
+                          std::optional<std::chrono::milliseconds> timeout,
+                          std::chrono::seconds longest,
                           const std::vector<std::string>& acknowledged);
 
 // Never starts anything.
-std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id, std::uint64_t from,
-                                     const std::string& digest, std::chrono::seconds longest);
+std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id,
+                                     std::uint64_t from, const std::string& digest,
+                                     std::chrono::seconds longest);
 
 // Output before `pos` is safe and may be forgotten.
-std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id, std::uint64_t pos);
+std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,
+                                          std::uint64_t pos);
 
-std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id, kill_signal signal);
+std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id,
+                                   kill_signal signal);
 
 } // namespace sandboxd::core

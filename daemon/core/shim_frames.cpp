@@ -18,7 +18,8 @@ constexpr std::size_t max_fields = 64;
 std::optional<std::uint64_t> number_of(std::string_view text) noexcept {
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || error != std::errc() || end != text.data() + text.size() || value > INT64_MAX) {
+    if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
+        value > INT64_MAX) {
         return std::nullopt;
     }
     return value;
@@ -26,7 +27,10 @@ std::optional<std::uint64_t> number_of(std::string_view text) noexcept {
 
 std::optional<std::string> percent_decoded(std::string_view text) {
     const auto digit = [](char c) {
-        return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        return c >= '0' && c <= '9'   ? c - '0'
+               : c >= 'A' && c <= 'F' ? c - 'A' + 10
+               : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                      : -1;
     };
     std::string out;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -58,7 +62,9 @@ std::string_view shim_note::text(std::string_view key) const noexcept {
     return found == fields.end() ? std::string_view{} : std::string_view(found->second);
 }
 
-std::optional<std::uint64_t> shim_note::number(std::string_view key) const noexcept { return number_of(text(key)); }
+std::optional<std::uint64_t> shim_note::number(std::string_view key) const noexcept {
+    return number_of(text(key));
+}
 
 void shim_parser::feed(std::string_view text) {
     if (start_ > 0) {
@@ -109,7 +115,8 @@ std::optional<shim_frame> shim_parser::data_frame(std::string_view line, std::si
     if (*size == 0 || *size > max_data || *pos != pos_ || *offset != expected || !exact_) {
         return fail("a data frame of the shim does not follow from what came before");
     }
-    const std::size_t length = coding == "r" ? static_cast<std::size_t>(*size) : (static_cast<std::size_t>(*size) + 2) / 3 * 4;
+    const std::size_t length = coding == "r" ? static_cast<std::size_t>(*size)
+                                             : (static_cast<std::size_t>(*size) + 2) / 3 * 4;
     if (buffer_.size() - line_end < length + 1) {
         return std::nullopt; // all of it, then at once
     }
@@ -147,7 +154,8 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
     while (!rest.empty()) {
         const std::string_view field = word(rest);
         const std::size_t equals = field.find('=');
-        const std::string_view raw = equals == std::string_view::npos ? field : field.substr(equals + 1);
+        const std::string_view raw =
+            equals == std::string_view::npos ? field : field.substr(equals + 1);
         std::optional<std::string> value = percent_decoded(raw);
         if (!value || note.fields.size() >= max_fields) {
             return fail("a frame of the shim is malformed");
@@ -156,7 +164,8 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
             continue; // none
         }
         // A repeated field keeps its first value, so that nothing said later can change it.
-        note.fields.emplace(equals == std::string_view::npos ? std::string_view{} : field.substr(0, equals),
+        note.fields.emplace(equals == std::string_view::npos ? std::string_view{}
+                                                             : field.substr(0, equals),
                             std::move(*value));
     }
     if (hello || note.name == "gap") {
@@ -167,7 +176,8 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
         if (note.name == "gap") {
             const auto size = note.number("n");
             const bool back = exact_ && out && err && (*out < offsets_[0] || *err < offsets_[1]);
-            if (!pos || !size || !out || !err || *pos != pos_ || *out + *err != *pos + *size || back) {
+            if (!pos || !size || !out || !err || *pos != pos_ || *out + *err != *pos + *size ||
+                back) {
                 return fail("a gap of the shim does not follow from what came before");
             }
             pos_ = *pos + *size;

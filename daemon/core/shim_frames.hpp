@@ -1,8 +1,8 @@
 // Reads what the in-sandbox shim prints (daemon/shim/frames.h is the specification).
 //
-// The shim runs where untrusted code runs, so every byte is hostile input: lengths are bounded before anything is kept,
-// positions must follow from one another, and whatever does not fit ends the reading with a reason. Pure and incremental:
-// the text may be cut anywhere.
+// The shim runs where untrusted code runs, so every byte is hostile input: lengths are bounded
+// before anything is kept, positions must follow from one another, and whatever does not fit ends
+// the reading with a reason. Pure and incremental: the text may be cut anywhere.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,20 @@ namespace sandboxd::core {
 // A piece of the command's output.
 struct shim_data {
     bool is_stderr = false;
-    std::uint64_t pos = 0;    // of the first byte, both streams counted together in the shim's order
+    std::uint64_t pos = 0; // of the first byte, both streams counted together in the shim's order
     std::uint64_t offset = 0; // within its stream
     std::string bytes;        // 1..65536
 };
 
-// Any other frame: its name, and its fields with their values decoded. The first frame of a call has the name
-// "deepinfra-shim/1" and its verb under the key "".
+// Any other frame: its name, and its fields with their values decoded. The first frame of a call
+// has the name "deepinfra-shim/1" and its verb under the key "".
 struct shim_note {
     std::string name;
     std::map<std::string, std::string, std::less<>> fields;
 
-    std::string_view text(std::string_view key) const noexcept;               // empty if absent or none
-    std::optional<std::uint64_t> number(std::string_view key) const noexcept; // nothing if absent, none or no number
+    std::string_view text(std::string_view key) const noexcept; // empty if absent or none
+    std::optional<std::uint64_t>
+    number(std::string_view key) const noexcept; // nothing if absent, none or no number
 };
 
 using shim_frame = std::variant<shim_data, shim_note>;

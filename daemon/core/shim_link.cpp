@@ -17,7 +17,8 @@ started started_of(std::string_view text) noexcept {
 
 // As a shell tells a signal.
 constexpr int signal_base = 128;
-constexpr milliseconds least_visit{1'000}; // of a follower that leaves by itself without having brought anything
+constexpr milliseconds least_visit{
+    1'000}; // of a follower that leaves by itself without having brought anything
 
 } // namespace
 
@@ -30,7 +31,9 @@ shim_link::step shim_link::act(action what) const {
     return next;
 }
 
-shim_link::step shim_link::begin() { return installed_ || heard_ ? next_post() : act(action::install); }
+shim_link::step shim_link::begin() {
+    return installed_ || heard_ ? next_post() : act(action::install);
+}
 
 shim_link::step shim_link::on_installed() {
     installed_ = true;
@@ -45,7 +48,8 @@ shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
     step next = act(unusable ? action::unusable : action::refused);
     next.text = why;
     if (!unusable) {
-        next.failure = cloud::failure{kind::bad_request, 0, "the shim could not be installed: " + why, std::nullopt};
+        next.failure = cloud::failure{kind::bad_request, 0,
+                                      "the shim could not be installed: " + why, std::nullopt};
     }
     return next;
 }
@@ -91,8 +95,9 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
     }
     if (not_there) {
         // Said again and again: platforms have been seen to contradict themselves.
-        return puzzled(now, failure.kind == kind::conflict ? "the sandbox was stopped while the command ran"
-                                                           : "the sandbox is gone");
+        return puzzled(now, failure.kind == kind::conflict
+                                ? "the sandbox was stopped while the command ran"
+                                : "the sandbox is gone");
     }
     if (!certain) {
         doubt();
@@ -118,7 +123,8 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
     }
     if (now - *silent_since_ >= (heard_ ? limits_.outage : limits_.first_answer)) {
         return lost("the platform could not be reached for " +
-                        std::to_string((now - *silent_since_).count() / 1000) + " s (" + last_trouble_ + ")",
+                        std::to_string((now - *silent_since_).count() / 1000) + " s (" +
+                        last_trouble_ + ")",
                     started::unknown);
     }
     step next = act(action::wait);
@@ -126,7 +132,8 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
     return next;
 }
 
-// An answer that brings nothing on. It comes from a place that untrusted code controls, so it is not taken forever.
+// An answer that brings nothing on. It comes from a place that untrusted code controls, so it is
+// not taken forever.
 shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
     if (++puzzles_ > limits_.puzzles) {
         return lost(std::string(why), started::unknown);
@@ -134,7 +141,9 @@ shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
     return again(now, why);
 }
 
-shim_link::step shim_link::on_waited() { return next_post(); }
+shim_link::step shim_link::on_waited() {
+    return next_post();
+}
 
 shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, bool never_ran) {
     if (!never_ran) {
@@ -149,8 +158,9 @@ shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, 
         next.text = text;
         return next;
     }
-    return puzzled(now, heard_ ? "the platform ended the connection to the command: " + std::string(text)
-                               : std::string(text));
+    return puzzled(now,
+                   heard_ ? "the platform ended the connection to the command: " + std::string(text)
+                          : std::string(text));
 }
 
 shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
@@ -185,7 +195,8 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         return act(action::read);
     }
     if (note.name == "note" && note.text("name") == "cwd") {
-        notice_ = "the working directory could not be entered, so this ran in " + std::string(note.text("cwd"));
+        notice_ = "the working directory could not be entered, so this ran in " +
+                  std::string(note.text("cwd"));
         return act(action::read);
     }
     if (note.name == "gap") {
@@ -246,12 +257,14 @@ shim_link::step shim_link::on_exit(const shim_note& note) {
         return lost("the shim told an end that makes no sense", started::unknown);
     }
     if (note.text("output") == "gone") {
-        exit.message = "the last output of the command is lost: its runner in the sandbox was killed";
+        exit.message =
+            "the last output of the command is lost: its runner in the sandbox was killed";
     }
     return ended(std::move(exit));
 }
 
-// A program that cannot be executed ends as it would behind env(1) or a shell: 127 if it is not there, 126 otherwise.
+// A program that cannot be executed ends as it would behind env(1) or a shell: 127 if it is not
+// there, 126 otherwise.
 exec_exit shim_link::not_started(const shim_note& note) {
     const int error = static_cast<int>(note.number("errno").value_or(0));
     const std::string why = std::generic_category().message(error);
@@ -259,7 +272,8 @@ exec_exit shim_link::not_started(const shim_note& note) {
     if (note.text("at") == "execve" && error == E2BIG) {
         exit.reason = exit_reason::failed;
         exit.ran = started::no;
-        exit.message = "the command's arguments and environment are longer than the kernel takes; it has not run";
+        exit.message = "the command's arguments and environment are longer than the kernel takes; "
+                       "it has not run";
         exit.error.emplace(error_name::argument_too_long, exit.message);
     } else if (note.text("at") == "execve") {
         exit.reason = exit_reason::exited;
@@ -269,8 +283,8 @@ exec_exit shim_link::not_started(const shim_note& note) {
     } else {
         exit.reason = exit_reason::failed;
         exit.ran = started::no;
-        exit.message = "the sandbox could not start the command: " + why + " at " + std::string(note.text("at")) +
-                       "; it has not run";
+        exit.message = "the sandbox could not start the command: " + why + " at " +
+                       std::string(note.text("at")) + "; it has not run";
         exit.error.emplace(error_name::cloud_error, exit.message);
     }
     return exit;
@@ -279,7 +293,8 @@ exec_exit shim_link::not_started(const shim_note& note) {
 shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
     const std::string_view claim = note.text("claim");
     if (claim == "claimed" && pos_ == 0 && reruns_ < 2) {
-        // It died before it started anything. Its claim says so, and the next `run` takes that over.
+        // It died before it started anything. Its claim says so, and the next `run` takes that
+        // over.
         ++reruns_;
         heard_ = false;
         heard_before_ = false;
@@ -291,10 +306,12 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
         if (const auto code = note.number("code")) {
             how += " with code " + std::to_string(*code);
         }
-        return lost(how + ", but its last output is lost: its runner in the sandbox was killed", started::yes);
+        return lost(how + ", but its last output is lost: its runner in the sandbox was killed",
+                    started::yes);
     }
     if (note.text("boot") == "other") {
-        return lost("the sandbox was stopped and started again while the command ran", started_of(note.text("started")));
+        return lost("the sandbox was stopped and started again while the command ran",
+                    started_of(note.text("started")));
     }
     return lost(claim == "none" ? "nothing in the sandbox knows of the command any more"
                                 : "its runner in the sandbox is gone",
@@ -315,11 +332,13 @@ shim_link::step shim_link::on_error(milliseconds now, const shim_note& note) {
     exit.reason = exit_reason::failed;
     exit.ran = started::no;
     if (other) {
-        exit.message = "a command with the same id and other arguments was started before; this one has not run";
+        exit.message = "a command with the same id and other arguments was started before; this "
+                       "one has not run";
         exit.error.emplace(error_name::exec_id_in_use, exit.message);
     } else {
-        exit.message = "the sandbox could not take the command: " + name + ", error " + std::string(note.text("errno")) +
-                       " at " + std::string(note.text("at")) + "; it has not run";
+        exit.message = "the sandbox could not take the command: " + name + ", error " +
+                       std::string(note.text("errno")) + " at " + std::string(note.text("at")) +
+                       "; it has not run";
         exit.error.emplace(error_name::cloud_error, exit.message);
     }
     return ended(std::move(exit));

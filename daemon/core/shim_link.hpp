@@ -1,9 +1,10 @@
 // Keeps in touch with one command's runner in the sandbox across any number of lost connections.
 //
-// Same way of working as the other machines: told what happened, it answers what to do next. Its rule: `run` may start
-// the command and is sent (again) only until the shim has said its first word, because the claim in the sandbox makes it
-// start once at the most; from then on only `follow` is sent, which never starts anything. What can no longer be found
-// is lost: its outcome is unknown, and nothing is run again.
+// Same way of working as the other machines: told what happened, it answers what to do next. Its
+// rule: `run` may start the command and is sent (again) only until the shim has said its first
+// word, because the claim in the sandbox makes it start once at the most; from then on only
+// `follow` is sent, which never starts anything. What can no longer be found is lost: its outcome
+// is unknown, and nothing is run again.
 #pragma once
 
 #include "base/error.hpp"
@@ -21,22 +22,25 @@ namespace sandboxd::core {
 
 struct shim_link_limits {
     milliseconds first_answer{60'000}; // of doubtful answers in a row, before the shim's first word
-    milliseconds outage{3'600'000};    // without any word after it: the platform has stopped the sandbox by then
-    int puzzles = 5;                   // answers in a row that make no sense and bring nothing on
+    milliseconds outage{
+        3'600'000};  // without any word after it: the platform has stopped the sandbox by then
+    int puzzles = 5; // answers in a row that make no sense and bring nothing on
 };
 
 class shim_link {
 public:
     enum class action {
-        install,  // put the shim into the sandbox, then on_installed
-        run,      // POST `shim run`; then on_answering or on_post_failed
-        follow,   // POST `shim follow` from pos(); likewise
-        read,     // the next frame or the end of the stream
-        wait,     // for `delay`, then on_waited
-        deliver,  // `data` is the command's; then read
-        ended,    // `exit` stands; nothing follows
-        refused,  // certainly not run: `failure` is for whoever may send it again elsewhere; nothing follows
-        unusable, // the shim cannot run there, for the reason `text`; nothing has run; nothing follows
+        install, // put the shim into the sandbox, then on_installed
+        run,     // POST `shim run`; then on_answering or on_post_failed
+        follow,  // POST `shim follow` from pos(); likewise
+        read,    // the next frame or the end of the stream
+        wait,    // for `delay`, then on_waited
+        deliver, // `data` is the command's; then read
+        ended,   // `exit` stands; nothing follows
+        refused, // certainly not run: `failure` is for whoever may send it again elsewhere; nothing
+                 // follows
+        unusable, // the shim cannot run there, for the reason `text`; nothing has run; nothing
+                  // follows
     };
     struct step {
         action what = action::read;
@@ -46,19 +50,20 @@ public:
         std::string text;
     };
 
-    // `installed`: the shim is known to be in the sandbox. `from`: follow only, from that position (after the daemon was
-    // started anew); nothing: a new command.
+    // `installed`: the shim is known to be in the sandbox. `from`: follow only, from that position
+    // (after the daemon was started anew); nothing: a new command.
     shim_link(bool installed, std::optional<std::uint64_t> from, shim_link_limits limits = {});
 
     step begin();
     step on_installed();
-    step on_not_installed(std::string why, bool unusable); // else: a failure that says nothing of the shim
+    step on_not_installed(std::string why,
+                          bool unusable); // else: a failure that says nothing of the shim
     step on_install_failed(milliseconds now, const cloud::failure& failure);
-    step on_answering();                                   // 200: frames may come
+    step on_answering(); // 200: frames may come
     step on_post_failed(milliseconds now, const cloud::failure& failure);
     step on_frame(milliseconds now, const shim_frame& frame);
-    // The platform's own end of the stream, told by `text` for people. `never_ran`: it says that the shim could not be
-    // executed.
+    // The platform's own end of the stream, told by `text` for people. `never_ran`: it says that
+    // the shim could not be executed.
     step on_terminal(milliseconds now, std::string_view text, bool never_ran);
     step on_cut(milliseconds now, std::string_view why);      // the stream ended without one
     step on_nonsense(milliseconds now, std::string_view why); // what came is not what a shim prints
@@ -68,9 +73,12 @@ public:
     const exec_exit& exit() const noexcept { return exit_; }
     // Where to go on: bytes of output so far, both streams.
     std::uint64_t pos() const noexcept { return pos_; }
-    bool heard() const noexcept { return heard_; } // the shim has spoken: the id is claimed or was found not to be
+    bool heard() const noexcept {
+        return heard_;
+    } // the shim has spoken: the id is claimed or was found not to be
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
-    // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget the id.
+    // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget
+    // the id.
     bool certain() const noexcept { return certain_; }
 
 private:

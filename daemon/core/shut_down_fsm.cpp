@@ -39,7 +39,8 @@ shut_down_fsm::step shut_down_fsm::on_stop(milliseconds now, const cloud::result
     if (stopped.error().kind == kind::conflict) {
         return act(action::get); // already stopped, or booting: what it is now decides
     }
-    return trouble(now, stopped.error(), stopped.error().effect_unknown() ? action::get : action::stop);
+    return trouble(now, stopped.error(),
+                   stopped.error().effect_unknown() ? action::get : action::stop);
 }
 
 shut_down_fsm::step shut_down_fsm::on_remove(milliseconds now, const cloud::result<void>& removed) {
@@ -52,7 +53,8 @@ shut_down_fsm::step shut_down_fsm::on_remove(milliseconds now, const cloud::resu
     return trouble(now, removed.error(), action::remove); // deleting twice does no harm
 }
 
-shut_down_fsm::step shut_down_fsm::on_get(milliseconds now, const cloud::result<cloud::sandbox_info>& got) {
+shut_down_fsm::step shut_down_fsm::on_get(milliseconds now,
+                                          const cloud::result<cloud::sandbox_info>& got) {
     if (got.has_value()) {
         trouble_since_.reset();
         return seen(now, life_state_of(got->state));
@@ -63,14 +65,16 @@ shut_down_fsm::step shut_down_fsm::on_get(milliseconds now, const cloud::result<
     return trouble(now, got.error(), action::get);
 }
 
-shut_down_fsm::step shut_down_fsm::on_list(milliseconds now,
-                                           const cloud::result<std::vector<cloud::sandbox_info>>& listed) {
+shut_down_fsm::step
+shut_down_fsm::on_list(milliseconds now,
+                       const cloud::result<std::vector<cloud::sandbox_info>>& listed) {
     if (!listed.has_value()) {
         return trouble(now, listed.error(), action::list);
     }
     trouble_since_.reset();
-    const auto found = std::find_if(listed->begin(), listed->end(),
-                                    [&](const auto& each) { return each.id == record_.sandbox_id; });
+    const auto found = std::find_if(listed->begin(), listed->end(), [&](const auto& each) {
+        return each.id == record_.sandbox_id;
+    });
     return found == listed->end() ? gone() : seen(now, life_state_of(found->state));
 }
 
@@ -86,15 +90,16 @@ shut_down_fsm::step shut_down_fsm::seen(milliseconds now, life_state state) {
         record_.state = state;
     }
     if (now - since_ >= limits_.settle) {
-        return fail({error_name::cloud_error, "the sandbox is still '" + std::string(to_string(state)) + "', " +
-                                                  std::to_string(limits_.settle.count() / 1000) +
-                                                  " s after it was told to " +
-                                                  (goal_ == goal::stopped ? "stop" : "go")});
+        return fail({error_name::cloud_error,
+                     "the sandbox is still '" + std::string(to_string(state)) + "', " +
+                         std::to_string(limits_.settle.count() / 1000) +
+                         " s after it was told to " + (goal_ == goal::stopped ? "stop" : "go")});
     }
     if (goal_ == goal::deleted) {
         return wait_then(action::remove, poll_.next());
     }
-    // Running again (somebody started it, or the stop was lost): ask again. Still on its way up or down: wait.
+    // Running again (somebody started it, or the stop was lost): ask again. Still on its way up or
+    // down: wait.
     const bool ask_again = state == life_state::running || state == life_state::failed;
     return wait_then(ask_again ? action::stop : action::get, poll_.next());
 }
@@ -105,7 +110,9 @@ shut_down_fsm::step shut_down_fsm::gone() {
     return act(action::done);
 }
 
-shut_down_fsm::step shut_down_fsm::on_waited(milliseconds) { return act(after_wait_); }
+shut_down_fsm::step shut_down_fsm::on_waited(milliseconds) {
+    return act(after_wait_);
+}
 
 shut_down_fsm::step shut_down_fsm::wait_then(action next, milliseconds delay) {
     after_wait_ = next;
@@ -119,7 +126,8 @@ shut_down_fsm::step shut_down_fsm::fail(rpc_error error) const {
     return {action::fail, milliseconds{0}, std::move(error)};
 }
 
-shut_down_fsm::step shut_down_fsm::trouble(milliseconds now, const cloud::failure& failure, action again) {
+shut_down_fsm::step shut_down_fsm::trouble(milliseconds now, const cloud::failure& failure,
+                                           action again) {
     if (!trouble_since_) {
         trouble_since_ = now;
     }

@@ -1,7 +1,8 @@
 // From whatever is known about a sandbox to a stopped or a deleted one.
 //
-// Same way of working as bring_up_fsm: it is told what a request brought, answers what to do next and edits the record
-// the caller owns. It gives up with an error only when trouble lasts; the record then says what was last seen.
+// Same way of working as bring_up_fsm: it is told what a request brought, answers what to do next
+// and edits the record the caller owns. It gives up with an error only when trouble lasts; the
+// record then says what was last seen.
 #pragma once
 
 #include "base/error.hpp"

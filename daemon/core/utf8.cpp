@@ -14,7 +14,8 @@ std::size_t sequence(std::string_view bytes) noexcept {
         return 1;
     }
     std::size_t length = 0;
-    unsigned char low = 0x80; // bounds of the second byte: they exclude overlong forms, surrogates and > U+10FFFF
+    unsigned char low =
+        0x80; // bounds of the second byte: they exclude overlong forms, surrogates and > U+10FFFF
     unsigned char high = 0xBF;
     if (lead >= 0xC2 && lead <= 0xDF) {
         length = 2;

@@ -16,16 +16,18 @@ constexpr std::chrono::seconds kill_limit{10}; // for the command that kills
 
 attached_line::attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
                              core::prepared_command command, std::chrono::seconds server_limit)
-    : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)), command_(std::move(command)),
-      server_limit_(server_limit) {}
+    : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)),
+      command_(std::move(command)), server_limit_(server_limit) {}
 
 asio::awaitable<line_opened> attached_line::open() {
     for (const core::upload& each : command_.uploads) {
-        const auto put = account_.observe(co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
+        const auto put = account_.observe(
+            co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
         if (!put.has_value()) {
             const cloud::failure failure = put.error();
             if (failure.effect_unknown()) {
-                co_return line_opened(core::error_from(failure, "putting the command's input in place"));
+                co_return line_opened(
+                    core::error_from(failure, "putting the command's input in place"));
             }
             co_return line_opened(failure);
         }
@@ -59,7 +61,8 @@ asio::awaitable<line_event> attached_line::next() {
 }
 
 asio::awaitable<kill_outcome> attached_line::kill(core::kill_signal signal) {
-    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(exec_id_, signal), kill_limit);
+    auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(exec_id_, signal),
+                                               kill_limit);
     account_.observe(sent);
     if (!sent.has_value()) {
         const cloud::failure failure = sent.error();

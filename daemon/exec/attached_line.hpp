@@ -12,8 +12,8 @@ namespace sandboxd::exec {
 class attached_line final : public line {
 public:
     // `server_limit`: the platform's own clock for it.
-    attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id, core::prepared_command command,
-                  std::chrono::seconds server_limit);
+    attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
+                  core::prepared_command command, std::chrono::seconds server_limit);
 
     boost::asio::awaitable<line_opened> open() override;
     boost::asio::awaitable<line_event> next() override;

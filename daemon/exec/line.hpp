@@ -1,9 +1,10 @@
 // How a session talks to its command in the sandbox: one line a command, of one of two kinds.
 //
-// shim_line has the in-sandbox runner at the other end: connections come and go, bytes are exact. attached_line is the
-// platform's own exec, for sandboxes where the shim cannot run: the command lives and dies with one connection. A line is
-// owned by its session and used by one reader at a time; kill() may run beside it. Calls can be cancelled; hang_up() lets
-// go of the connection, and must not be called while next() or open() is under way.
+// shim_line has the in-sandbox runner at the other end: connections come and go, bytes are exact.
+// attached_line is the platform's own exec, for sandboxes where the shim cannot run: the command
+// lives and dies with one connection. A line is owned by its session and used by one reader at a
+// time; kill() may run beside it. Calls can be cancelled; hang_up() lets go of the connection, and
+// must not be called while next() or open() is under way.
 #pragma once
 
 #include "base/error.hpp"
@@ -20,8 +21,8 @@
 
 namespace sandboxd::exec {
 
-struct line_open {};       // the command runs or is about to
-struct line_unsuitable {   // this kind of line does not work in that sandbox; nothing has run
+struct line_open {};     // the command runs or is about to
+struct line_unsuitable { // this kind of line does not work in that sandbox; nothing has run
     std::string why;
 };
 // Nothing certain, or certainly not run: as core/exec_fsm's on_send_failed and on_not_sent take it.
@@ -29,12 +30,13 @@ using line_opened = std::variant<line_open, line_unsuitable, cloud::failure, rpc
 
 struct line_output {
     bool is_stderr = false;
-    std::optional<std::uint64_t> offset; // within its stream, where the line knows it: more than expected is a gap
+    std::optional<std::uint64_t>
+        offset; // within its stream, where the line knows it: more than expected is a gap
     std::string bytes;
 };
 // exec_exit: a verdict of the runner. The other three are the platform's.
-using line_event =
-    std::variant<line_output, core::exec_exit, cloud::exec_exited, cloud::exec_refused, cloud::exec_cut>;
+using line_event = std::variant<line_output, core::exec_exit, cloud::exec_exited,
+                                cloud::exec_refused, cloud::exec_cut>;
 
 struct kill_outcome {
     std::string why; // that is not sure; empty: none of its processes is left
@@ -49,7 +51,8 @@ public:
     // Ends the command's processes.
     virtual boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) = 0;
     virtual void hang_up() noexcept = 0;
-    // Output before `pos`, over both streams, is safe with the client: it need not be kept any more.
+    // Output before `pos`, over both streams, is safe with the client: it need not be kept any
+    // more.
     virtual void acknowledged(std::uint64_t) {}
     // Once the client knows its end, whatever the sandbox keeps of the command may go.
     virtual bool forgettable() const noexcept { return false; }

@@ -5,17 +5,20 @@
 
 namespace sandboxd::exec {
 
-registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-                   core::exec_limits limits)
-    : executor_(std::move(executor)), manager_(manager), account_(account), limits_(limits), shims_(executor_, account) {}
+registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager,
+                   sandbox::account& account, core::exec_limits limits)
+    : executor_(std::move(executor)), manager_(manager), account_(account), limits_(limits),
+      shims_(executor_, account) {}
 
 std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscriber> subscriber) {
     const std::string id = request.exec_id;
     if (sessions_.contains(id)) {
-        throw rpc_error(error_name::exec_id_in_use, "a command with the id '" + id + "' has been started already");
+        throw rpc_error(error_name::exec_id_in_use,
+                        "a command with the id '" + id + "' has been started already");
     }
     make_room();
-    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, limits_, std::move(request), std::move(subscriber));
+    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, limits_,
+                                             std::move(request), std::move(subscriber));
     sessions_.emplace(id, started);
     order_.push_back(id);
     ++started_;
@@ -42,8 +45,8 @@ std::vector<std::shared_ptr<session>> registry::list(const std::optional<core::s
 }
 
 std::size_t registry::running() const {
-    return static_cast<std::size_t>(
-        std::count_if(sessions_.begin(), sessions_.end(), [](const auto& each) { return !each.second->done(); }));
+    return static_cast<std::size_t>(std::count_if(
+        sessions_.begin(), sessions_.end(), [](const auto& each) { return !each.second->done(); }));
 }
 
 void registry::stop_all() {
@@ -56,10 +59,12 @@ void registry::make_room() {
     if (sessions_.size() < most) {
         return;
     }
-    const auto oldest = std::find_if(order_.begin(), order_.end(),
-                                     [this](const std::string& id) { return sessions_.at(id)->settled(); });
+    const auto oldest = std::find_if(order_.begin(), order_.end(), [this](const std::string& id) {
+        return sessions_.at(id)->settled();
+    });
     if (oldest == order_.end()) {
-        throw rpc_error(error_name::too_many_requests, std::to_string(most) + " commands are running; this one has not run");
+        throw rpc_error(error_name::too_many_requests,
+                        std::to_string(most) + " commands are running; this one has not run");
     }
     sessions_.erase(*oldest);
     order_.erase(oldest);

@@ -1,7 +1,7 @@
 // Finds commands by their id, and forgets those that ended long ago.
 //
-// Owns the sessions; lives as long as the daemon. The newest ended commands are remembered, so that an id is not taken
-// for a new one by mistake and exec.list can still tell how they ended.
+// Owns the sessions; lives as long as the daemon. The newest ended commands are remembered, so that
+// an id is not taken for a new one by mistake and exec.list can still tell how they ended.
 #pragma once
 
 #include "exec/session.hpp"
@@ -16,8 +16,8 @@ namespace sandboxd::exec {
 
 class registry {
 public:
-    registry(boost::asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-             core::exec_limits limits);
+    registry(boost::asio::any_io_executor executor, sandbox::manager& manager,
+             sandbox::account& account, core::exec_limits limits);
 
     // Throws rpc_error: exec_id_in_use, too_many_requests, or what session's constructor throws.
     std::shared_ptr<session> start(request request, std::weak_ptr<subscriber> subscriber);
@@ -27,7 +27,8 @@ public:
     const shim_keeper& shims() const noexcept { return shims_; }
     std::uint64_t started() const noexcept { return started_; }
 
-    // The daemon stops: every command that has not ended is told to its client as lost or as not run.
+    // The daemon stops: every command that has not ended is told to its client as lost or as not
+    // run.
     void stop_all();
 
 private:

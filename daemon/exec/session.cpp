@@ -21,12 +21,14 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::chrono::seconds platform_cap{1800};  // on one command (P)
-constexpr std::chrono::seconds platform_slack{30};  // so that our own clock, not the platform's, ends a command
-constexpr std::chrono::seconds kill_patience{10};   // for the command that kills
+constexpr std::chrono::seconds platform_cap{1800}; // on one command (P)
+constexpr std::chrono::seconds platform_slack{
+    30}; // so that our own clock, not the platform's, ends a command
+constexpr std::chrono::seconds kill_patience{10}; // for the command that kills
 constexpr std::chrono::milliseconds runner_slack{300};
 constexpr std::chrono::milliseconds no_slack{0};
-constexpr std::chrono::seconds longest_follow{1500}; // the shim leaves before the platform chooses what to end
+constexpr std::chrono::seconds longest_follow{
+    1500}; // the shim leaves before the platform chooses what to end
 constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
 
 std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
@@ -34,8 +36,9 @@ std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
     return std::chrono::duration_cast<std::chrono::milliseconds>(until - then);
 }
 
-// Asio ends a coroutine that has never waited with a wait of its own, and a cancel that came from inside the coroutine
-// would be thrown there, out of io_context::run. So past its end the coroutine can no longer be cancelled.
+// Asio ends a coroutine that has never waited with a wait of its own, and a cancel that came from
+// inside the coroutine would be thrown there, out of io_context::run. So past its end the coroutine
+// can no longer be cancelled.
 asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
     std::exception_ptr problem;
     try {
@@ -68,19 +71,24 @@ private:
 
 } // namespace
 
-session::session(asio::any_io_executor executor, sandbox::manager& manager, sandbox::account& account,
-                 shim_keeper& shims, core::exec_limits limits, request request,
-                 std::weak_ptr<subscriber> subscriber)
-    : executor_(executor), manager_(manager), account_(account), shims_(shims), request_(std::move(request)),
-      subscriber_(std::move(subscriber)), fsm_(limits), queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor), room_(executor),
-      ended_(executor), first_generation_(manager.generation(request_.key)), asked_at_(std::chrono::steady_clock::now()) {
+session::session(asio::any_io_executor executor, sandbox::manager& manager,
+                 sandbox::account& account, shim_keeper& shims, core::exec_limits limits,
+                 request request, std::weak_ptr<subscriber> subscriber)
+    : executor_(executor), manager_(manager), account_(account), shims_(shims),
+      request_(std::move(request)), subscriber_(std::move(subscriber)), fsm_(limits),
+      queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor),
+      room_(executor), ended_(executor), first_generation_(manager.generation(request_.key)),
+      asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(request_.command);
 }
 
-void session::start() { apply(fsm_.begin()); }
+void session::start() {
+    apply(fsm_.begin());
+}
 
 std::chrono::milliseconds session::now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch());
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now().time_since_epoch());
 }
 
 std::chrono::milliseconds session::elapsed() const {
@@ -114,48 +122,64 @@ void session::perform(const core::exec_fsm::step& step) {
         lease_.release();
         deadline_.cancel();
         [[fallthrough]];
-    case action::acquire: spawn(acquire()); break;
-    case action::send: spawn(send()); break;
-    case action::read: spawn(read()); break;
-    case action::kill: spawn(kill()); break;
+    case action::acquire:
+        spawn(acquire());
+        break;
+    case action::send:
+        spawn(send());
+        break;
+    case action::read:
+        spawn(read());
+        break;
+    case action::kill:
+        spawn(kill());
+        break;
     case action::wait:
         tell_progress({core::life_state::running, fsm_.waiting_for(), elapsed()});
         after(pause_, step.delay, &session::waited);
         break;
-    case action::linger: after(linger_, step.delay, &session::lingered); break;
+    case action::linger:
+        after(linger_, step.delay, &session::lingered);
+        break;
     case action::arm:
         if (request_.timeout) {
             // The runner in the sandbox keeps the same time; ours is for when it cannot say so.
             const bool runner = !shims_.unusable(sandbox_id_);
-            after(deadline_, std::min(*request_.timeout, longest_timeout) + (runner ? runner_slack : no_slack),
+            after(deadline_,
+                  std::min(*request_.timeout, longest_timeout) + (runner ? runner_slack : no_slack),
                   &session::deadline);
         }
         break;
-    case action::finish: finish(); break;
+    case action::finish:
+        finish();
+        break;
     }
 }
 
-// Each coroutine keeps the session alive and ends by telling the machine something, or silently when it is cancelled.
+// Each coroutine keeps the session alive and ends by telling the machine something, or silently
+// when it is cancelled.
 void session::spawn(asio::awaitable<void> coroutine) {
     // A signal of its own, since one coroutine starts the next before it has quite ended.
     const auto stop = std::make_shared<asio::cancellation_signal>();
     std::erase_if(coroutines_, [](const auto& each) { return each.expired(); });
     coroutines_.push_back(stop);
     asio::co_spawn(executor_, ending_well(std::move(coroutine)),
-                   asio::bind_cancellation_slot(stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
-                       if (is_cancellation(problem)) {
-                           return;
-                       }
-                       try {
-                           std::rethrow_exception(problem);
-                       } catch (const std::exception& unexpected) {
-                           spdlog::error("exec {}: {}", self->id(), unexpected.what());
-                           self->apply(self->fsm_.on_internal_error(unexpected.what()));
-                       }
-                   }));
+                   asio::bind_cancellation_slot(
+                       stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
+                           if (is_cancellation(problem)) {
+                               return;
+                           }
+                           try {
+                               std::rethrow_exception(problem);
+                           } catch (const std::exception& unexpected) {
+                               spdlog::error("exec {}: {}", self->id(), unexpected.what());
+                               self->apply(self->fsm_.on_internal_error(unexpected.what()));
+                           }
+                       }));
 }
 
-void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay, void (session::*then)()) {
+void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay,
+                    void (session::*then)()) {
     timer.expires_after(delay);
     timer.async_wait([self = shared_from_this(), then](boost::system::error_code error) {
         if (!error) {
@@ -165,7 +189,9 @@ void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay, 
 }
 
 asio::awaitable<void> session::acquire() {
-    const auto progress = [self = shared_from_this()](const sandbox::progress& news) { self->tell_progress(news); };
+    const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
+        self->tell_progress(news);
+    };
     std::optional<rpc_error> refused;
     try {
         lease_ = co_await manager_.acquire(request_.key, request_.want, request_.exec_id, progress);
@@ -214,13 +240,16 @@ asio::awaitable<void> session::send() {
             apply(fsm_.on_not_sent(std::move(*error)));
             co_return;
         }
-        shims_.set_unusable(sandbox_id_, std::get<line_unsuitable>(outcome).why); // the next line is of the other kind
+        shims_.set_unusable(
+            sandbox_id_,
+            std::get<line_unsuitable>(outcome).why); // the next line is of the other kind
     }
 }
 
 std::shared_ptr<line> session::make_line() {
     if (shims_.unusable(sandbox_id_)) {
-        return std::make_shared<attached_line>(account_, sandbox_id_, id(), core::build_attached(request_.command, id()),
+        return std::make_shared<attached_line>(account_, sandbox_id_, id(),
+                                               core::build_attached(request_.command, id()),
                                                server_timeout());
     }
     shim_line::plan plan;
@@ -239,11 +268,12 @@ std::chrono::seconds session::server_timeout() const {
         return platform_cap;
     }
     return std::min(platform_cap, std::chrono::ceil<std::chrono::seconds>(
-                                      std::min(*request_.timeout, longest_timeout)) + platform_slack);
+                                      std::min(*request_.timeout, longest_timeout)) +
+                                      platform_slack);
 }
 
-// Idleness is counted by the platform from the last call that finished (D): while a command runs, one finishes at least
-// every third of that time.
+// Idleness is counted by the platform from the last call that finished (D): while a command runs,
+// one finishes at least every third of that time.
 std::chrono::seconds session::longest_connection() const {
     return std::clamp(manager_.server_timeout() / 3, std::chrono::seconds(1), longest_follow);
 }
@@ -326,9 +356,10 @@ void session::finish() {
     request_.command = {}; // an ended command is remembered for a while, its input need not be
     ended_.notify_all();
     const core::exec_exit& exit = fsm_.exit();
-    spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()), core::to_string(exit.reason),
-                 exit.returncode ? std::to_string(*exit.returncode) : "-", elapsed().count(), output_bytes(),
-                 exit.message.empty() ? "" : ": ", exit.message);
+    spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()),
+                 core::to_string(exit.reason),
+                 exit.returncode ? std::to_string(*exit.returncode) : "-", elapsed().count(),
+                 output_bytes(), exit.message.empty() ? "" : ": ", exit.message);
     ready();
 }
 
@@ -351,7 +382,8 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         const kill_outcome outcome = co_await kill_all(signal);
         const std::string& why = outcome.why;
         const bool confirmed = why.empty();
-        co_return cancel_outcome{confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
+        co_return cancel_outcome{
+            confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
     apply(fsm_.on_cancel(signal));
     while (!fsm_.done()) {
@@ -361,7 +393,9 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
     co_return cancel_outcome{confirmed, confirmed ? std::string() : fsm_.exit().message};
 }
 
-void session::stop_with_daemon() { apply(fsm_.on_daemon_stopping()); }
+void session::stop_with_daemon() {
+    apply(fsm_.on_daemon_stopping());
+}
 
 void session::detach() {
     subscriber_.reset();

@@ -16,12 +16,14 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::seconds install_patience{60};
-constexpr std::size_t most_told = 1024; // of one sandbox; what is forgotten beyond that stays in the sandbox for a day
+constexpr std::size_t most_told =
+    1024; // of one sandbox; what is forgotten beyond that stays in the sandbox for a day
 
 } // namespace
 
 shim_keeper::shim_keeper(asio::any_io_executor executor, sandbox::account& account)
-    : executor_(std::move(executor)), account_(account), path_(core::shim_path(shim::hash().substr(0, 16))) {}
+    : executor_(std::move(executor)), account_(account),
+      path_(core::shim_path(shim::hash().substr(0, 16))) {}
 
 shim_keeper::place& shim_keeper::at(const std::string& sandbox_id) {
     std::shared_ptr<place>& slot = places_[sandbox_id];
@@ -40,7 +42,8 @@ asio::awaitable<install_outcome> shim_keeper::install(std::string sandbox_id) {
         }
         co_return here->last;
     }
-    // Whoever waits must be woken whatever happens to this coroutine, so the flag goes with its frame.
+    // Whoever waits must be woken whatever happens to this coroutine, so the flag goes with its
+    // frame.
     struct guard {
         place& of;
         explicit guard(place& installing) : of(installing) { of.installing = true; }
@@ -52,7 +55,8 @@ asio::awaitable<install_outcome> shim_keeper::install(std::string sandbox_id) {
         }
     };
     here->last = {};
-    here->last.failure = cloud::failure{cloud::failure_kind::unreachable, 0, "the installation was given up", std::nullopt};
+    here->last.failure = cloud::failure{cloud::failure_kind::unreachable, 0,
+                                        "the installation was given up", std::nullopt};
     const guard installing(*here);
     install_outcome outcome = co_await put_and_probe(sandbox_id);
     here->unusable = outcome.unusable;
@@ -69,7 +73,8 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
         outcome.failure = put.error();
         co_return outcome;
     }
-    auto sent = co_await account_.cloud().exec(sandbox_id, core::shim_install(uploaded, path_), install_patience);
+    auto sent = co_await account_.cloud().exec(sandbox_id, core::shim_install(uploaded, path_),
+                                               install_patience);
     account_.observe(sent);
     if (!sent.has_value()) {
         outcome.failure = sent.error();
@@ -103,7 +108,8 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
             co_return outcome;
         }
         if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            outcome.unusable = "the shim does not run there (code " + std::to_string(exited->returncode) +
+            outcome.unusable = "the shim does not run there (code " +
+                               std::to_string(exited->returncode) +
                                (said.empty() ? "" : ": " + said) + ")";
             co_return outcome;
         }

@@ -1,7 +1,8 @@
 // Which sandboxes have the shim, and putting it there.
 //
-// Owned by the registry; lives as long as the daemon and forgets nothing in between, since a sandbox's /workspace keeps
-// the shim over stops. One installation a sandbox at a time, shared by all who need it.
+// Owned by the registry; lives as long as the daemon and forgets nothing in between, since a
+// sandbox's /workspace keeps the shim over stops. One installation a sandbox at a time, shared by
+// all who need it.
 #pragma once
 
 #include "base/condition.hpp"
@@ -35,12 +36,14 @@ public:
 
     bool installed(const std::string& sandbox_id) const; // it has been seen there
 
-    // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is known.
+    // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is
+    // known.
     std::optional<std::string> unusable(const std::string& sandbox_id) const;
     void set_unusable(const std::string& sandbox_id, std::string why);
     std::map<std::string, std::string> all_unusable() const; // by sandbox
 
-    // The client has been told the end of a command: its claim in the sandbox may go with the next `run` there.
+    // The client has been told the end of a command: its claim in the sandbox may go with the next
+    // `run` there.
     void told(const std::string& sandbox_id, const std::string& exec_id);
     std::vector<std::string> take_told(const std::string& sandbox_id); // at most 16, oldest first
 

@@ -20,20 +20,23 @@ namespace {
 
 using link = core::shim_link;
 
-constexpr std::chrono::seconds platform_cap{1800}; // on one command (P); the shim leaves well before
-constexpr std::chrono::seconds helper_limit{30};   // for `shim kill` and `shim ack`
+constexpr std::chrono::seconds platform_cap{
+    1800};                                       // on one command (P); the shim leaves well before
+constexpr std::chrono::seconds helper_limit{30}; // for `shim kill` and `shim ack`
 constexpr std::chrono::seconds farewell{2};
-constexpr std::chrono::seconds silence{45};        // three of the shim's keepalives
+constexpr std::chrono::seconds silence{45}; // three of the shim's keepalives
 constexpr std::chrono::seconds tell_again{2};
-constexpr std::uint64_t tell_every = 64U << 20;    // bytes; a quarter of the shim's spool
+constexpr std::uint64_t tell_every = 64U << 20; // bytes; a quarter of the shim's spool
 
 std::chrono::milliseconds now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch());
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now().time_since_epoch());
 }
 
-// The shim has said its last word and the platform is about to: reading that too gives the connection back to the pool,
-// where the next command finds it warm.
-asio::awaitable<void> read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
+// The shim has said its last word and the platform is about to: reading that too gives the
+// connection back to the pool, where the next command finds it warm.
+asio::awaitable<void> read_to_the_end(asio::any_io_executor executor,
+                                      std::unique_ptr<cloud::exec_stream> stream) {
     using namespace asio::experimental::awaitable_operators;
     const auto rest = [&]() -> asio::awaitable<void> {
         for (bool going_on = true; going_on;) {
@@ -48,7 +51,8 @@ asio::awaitable<void> read_to_the_end(asio::any_io_executor executor, std::uniqu
 
 } // namespace
 
-shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper, plan what)
+shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper,
+                     plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
       link_(plan_.installed, std::nullopt), step_(link_.begin()) {}
 
@@ -94,7 +98,8 @@ void shim_line::hang_up() noexcept {
 asio::awaitable<link::step> shim_line::perform(link::step step) {
     if (given_up_ && !run_sent_) {
         step.what = link::action::refused;
-        step.failure = cloud::failure{cloud::failure_kind::bad_request, 0, "it was given up before it was sent", std::nullopt};
+        step.failure = cloud::failure{cloud::failure_kind::bad_request, 0,
+                                      "it was given up before it was sent", std::nullopt};
         co_return step;
     }
     switch (step.what) {
@@ -108,15 +113,18 @@ asio::awaitable<link::step> shim_line::perform(link::step step) {
         }
         co_return link_.on_not_installed(outcome.unusable, true);
     }
-    case link::action::run: co_return co_await post(true);
-    case link::action::follow: co_return co_await post(false);
+    case link::action::run:
+        co_return co_await post(true);
+    case link::action::follow:
+        co_return co_await post(false);
     case link::action::wait: {
         stream_.reset();
         asio::steady_timer timer(executor_, step.delay);
         co_await timer.async_wait(asio::use_awaitable);
         co_return link_.on_waited();
     }
-    default: co_return co_await read();
+    default:
+        co_return co_await read();
     }
 }
 
@@ -125,8 +133,8 @@ asio::awaitable<link::step> shim_line::post(bool run) {
     parser_ = core::shim_parser();
     if (run) {
         for (const core::upload& each : plan_.run.uploads) {
-            const auto put =
-                account_.observe(co_await account_.cloud().put_content(plan_.sandbox_id, each.path, each.bytes));
+            const auto put = account_.observe(
+                co_await account_.cloud().put_content(plan_.sandbox_id, each.path, each.bytes));
             if (!put.has_value()) {
                 co_return link_.on_install_failed(now(), put.error());
             }
@@ -140,7 +148,8 @@ asio::awaitable<link::step> shim_line::post(bool run) {
     }
     std::vector<std::string> argv = plan_.run.argv;
     if (!run) {
-        argv = core::shim_follow(keeper_.path(), plan_.exec_id, link_.pos(), plan_.digest, plan_.longest);
+        argv = core::shim_follow(keeper_.path(), plan_.exec_id, link_.pos(), plan_.digest,
+                                 plan_.longest);
     }
     auto sent = co_await account_.cloud().exec(plan_.sandbox_id, std::move(argv), platform_cap);
     account_.observe(sent);
@@ -181,7 +190,8 @@ asio::awaitable<link::step> shim_line::read() {
             }
         } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
             const bool never_ran = exited->returncode == 126 || exited->returncode == 127;
-            co_return link_.on_terminal(now(), "the shim ended with code " + std::to_string(exited->returncode), never_ran);
+            co_return link_.on_terminal(
+                now(), "the shim ended with code " + std::to_string(exited->returncode), never_ran);
         } else if (const auto* error = std::get_if<cloud::exec_refused>(&event)) {
             co_return link_.on_terminal(now(), error->message, false);
         } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
@@ -197,7 +207,8 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
     }
     std::optional<kill_outcome> outcome = co_await try_kill(signal);
     if (!outcome) {
-        const install_outcome put_back = co_await keeper_.install(plan_.sandbox_id); // a command may have removed it
+        const install_outcome put_back =
+            co_await keeper_.install(plan_.sandbox_id); // a command may have removed it
         if (put_back.installed) {
             outcome = co_await try_kill(signal);
         }
@@ -207,8 +218,8 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
 
 // Nothing: the shim did not say a word.
 asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_signal signal) {
-    auto sent = co_await account_.cloud().exec(plan_.sandbox_id, core::shim_kill(keeper_.path(), plan_.exec_id, signal),
-                                               helper_limit);
+    auto sent = co_await account_.cloud().exec(
+        plan_.sandbox_id, core::shim_kill(keeper_.path(), plan_.exec_id, signal), helper_limit);
     account_.observe(sent);
     if (!sent.has_value()) {
         const cloud::failure failure = sent.error();
@@ -228,12 +239,14 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
             while (const std::optional<core::shim_frame> frame = parser.next()) {
                 const auto* note = std::get_if<core::shim_note>(&*frame);
                 if (note != nullptr && note->name == "killed") {
-                    asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream)), asio::detached);
+                    asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream)),
+                                   asio::detached);
                     if (note->text("confirmed") != "yes") {
                         co_return kill_outcome{"some of them did not end"};
                     }
-                    co_return kill_outcome{"", note->text("was") == "unclaimed" ? core::kill_reach::before_start
-                                                                                : core::kill_reach::for_good};
+                    co_return kill_outcome{"", note->text("was") == "unclaimed"
+                                                   ? core::kill_reach::before_start
+                                                   : core::kill_reach::for_good};
                 }
                 if (note != nullptr && note->name == "error") {
                     co_return kill_outcome{"the shim failed: " + std::string(note->text("name"))};
@@ -257,7 +270,9 @@ void shim_line::acknowledged(std::uint64_t pos) {
         return;
     }
     telling_ = true;
-    asio::co_spawn(executor_, [self = shared_from_this()] { return self->keep_acknowledging(); }, asio::detached);
+    asio::co_spawn(
+        executor_, [self = shared_from_this()] { return self->keep_acknowledging(); },
+        asio::detached);
 }
 
 // A full spool waits for this one word, so it is said until it has arrived.
@@ -289,7 +304,8 @@ asio::awaitable<bool> shim_line::send_acknowledgement(std::uint64_t pos) {
         if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
             co_return exited->returncode == 0;
         }
-        if (!std::holds_alternative<cloud::exec_output>(event) && !std::holds_alternative<cloud::exec_heartbeat>(event)) {
+        if (!std::holds_alternative<cloud::exec_output>(event) &&
+            !std::holds_alternative<cloud::exec_heartbeat>(event)) {
             co_return false;
         }
     }

@@ -1,7 +1,9 @@
-// A command's line to its runner in the sandbox: the shell that carries out what core/shim_link decides. See line.hpp.
+// A command's line to its runner in the sandbox: the shell that carries out what core/shim_link
+// decides. See line.hpp.
 //
-// Connections come and go underneath; what comes out is the command's output, byte for byte and in order, and one end.
-// Reading is on demand only, so a caller that does not read holds up the command as a full pipe does.
+// Connections come and go underneath; what comes out is the command's output, byte for byte and in
+// order, and one end. Reading is on demand only, so a caller that does not read holds up the
+// command as a full pipe does.
 #pragma once
 
 #include "core/shim_command.hpp"
@@ -29,7 +31,8 @@ public:
         bool installed = false;          // the shim is thought to be there
     };
 
-    shim_line(boost::asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper, plan what);
+    shim_line(boost::asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper,
+              plan what);
 
     boost::asio::awaitable<line_opened> open() override;
     boost::asio::awaitable<line_event> next() override;
@@ -56,7 +59,7 @@ private:
     std::unique_ptr<cloud::exec_stream> stream_;
     core::shim_link::step step_;
     bool run_sent_ = false;
-    bool given_up_ = false; // before anything was sent
+    bool given_up_ = false;      // before anything was sent
     std::uint64_t safe_pos_ = 0; // with the client
     std::uint64_t told_pos_ = 0; // of that, to the shim
     bool telling_ = false;

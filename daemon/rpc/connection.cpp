@@ -35,8 +35,10 @@ connection::connection(socket connected, sys::process_identity peer, services& p
 void connection::start() {
     ++parts_.connections;
     const auto self = shared_from_this();
-    asio::co_spawn(socket_.get_executor(), [self] { return self->read(); }, asio::detached);
-    asio::co_spawn(socket_.get_executor(), [self] { return self->write(); }, asio::detached);
+    asio::co_spawn(
+        socket_.get_executor(), [self] { return self->read(); }, asio::detached);
+    asio::co_spawn(
+        socket_.get_executor(), [self] { return self->write(); }, asio::detached);
 }
 
 void connection::close() {
@@ -61,7 +63,8 @@ void connection::close_soon(std::chrono::milliseconds patience) {
     draining_ = true;
     wanted_.notify_all();
     auto timer = std::make_shared<asio::steady_timer>(socket_.get_executor(), patience);
-    timer->async_wait([self = shared_from_this(), timer](boost::system::error_code) { self->close(); });
+    timer->async_wait(
+        [self = shared_from_this(), timer](boost::system::error_code) { self->close(); });
 }
 
 asio::awaitable<void> connection::read() {
@@ -75,7 +78,8 @@ asio::awaitable<void> connection::read() {
         if (const std::optional<std::string_view> line = splitter_.next()) {
             going_on = take_line(*line);
         } else if (!splitter_.overflowed()) {
-            const auto [error, size] = co_await socket_.async_read_some(asio::buffer(buffer), as_tuple);
+            const auto [error, size] =
+                co_await socket_.async_read_some(asio::buffer(buffer), as_tuple);
             if (error == asio::error::eof) {
                 finished_ = true; // it may have closed only its sending half and still read
                 wanted_.notify_all();
@@ -88,9 +92,10 @@ asio::awaitable<void> connection::read() {
             }
             splitter_.feed({buffer.data(), size});
         } else {
-            answer(format_error(nullptr, rpc_error(error_name::line_too_long, "a line is longer than " +
-                                                                                 std::to_string(max_line) +
-                                                                                 " bytes; nothing of it was done")));
+            answer(format_error(nullptr,
+                                rpc_error(error_name::line_too_long,
+                                          "a line is longer than " + std::to_string(max_line) +
+                                              " bytes; nothing of it was done")));
             going_on = false;
         }
         if (!going_on) {
@@ -103,8 +108,8 @@ asio::awaitable<void> connection::read() {
     }
 }
 
-// A client that has closed both halves gets nothing any more. Writing would tell, but behind a closed window nothing is
-// written: its command would stand still for ever.
+// A client that has closed both halves gets nothing any more. Writing would tell, but behind a
+// closed window nothing is written: its command would stand still for ever.
 asio::awaitable<void> connection::until_gone() {
     while (!closed_) {
         pollfd state{socket_.native_handle(), 0, 0};
@@ -131,7 +136,9 @@ bool connection::take_line(std::string_view line) {
     ++in_flight_;
     asio::co_spawn(
         socket_.get_executor(),
-        [self = shared_from_this(), request = std::move(request)]() mutable { return self->run(std::move(request)); },
+        [self = shared_from_this(), request = std::move(request)]() mutable {
+            return self->run(std::move(request));
+        },
         asio::detached);
     return true;
 }
@@ -142,24 +149,29 @@ asio::awaitable<void> connection::run(request_message request) {
     try {
         const auto found = methods().find(request.method);
         if (request.method != "hello" && !greeted_) {
-            throw rpc_error(error_name::hello_required, "the first call on a connection is hello; nothing was done");
+            throw rpc_error(error_name::hello_required,
+                            "the first call on a connection is hello; nothing was done");
         }
         if (found == methods().end()) {
-            throw rpc_error(error_name::method_not_found, "there is no method '" + request.method + "'");
+            throw rpc_error(error_name::method_not_found,
+                            "there is no method '" + request.method + "'");
         }
         // Named, because GCC 12 destroys an aggregate made inside a co_await expression twice.
         call from{shared_from_this(), parts_};
-        const json::value result = co_await found->second.run(std::move(from), std::move(request.params));
+        const json::value result =
+            co_await found->second.run(std::move(from), std::move(request.params));
         greeted_ = true;
         line = format_result(request.id, result);
         if (line.size() > max_line) {
-            throw rpc_error(error_name::internal_error, "the answer would be longer than a line may be");
+            throw rpc_error(error_name::internal_error,
+                            "the answer would be longer than a line may be");
         }
     } catch (const rpc_error& error) {
         line = format_error(request.id, error);
     } catch (const boost::system::system_error& error) {
         if (error.code() == asio::error::operation_aborted) {
-            line = format_error(request.id, rpc_error(error_name::shutting_down, "the daemon is stopping"));
+            line = format_error(request.id,
+                                rpc_error(error_name::shutting_down, "the daemon is stopping"));
         } else {
             line = format_error(request.id, rpc_error(error_name::internal_error, error.what()));
         }
@@ -181,7 +193,8 @@ asio::awaitable<void> connection::run(request_message request) {
 }
 
 bool connection::all_said() const {
-    return in_flight_ == 0 && std::none_of(owned_.begin(), owned_.end(), [](const auto& each) { return !each.expired(); });
+    return in_flight_ == 0 && std::none_of(owned_.begin(), owned_.end(),
+                                           [](const auto& each) { return !each.expired(); });
 }
 
 void connection::answer(std::string line) {
@@ -255,12 +268,13 @@ asio::awaitable<void> connection::write() {
             patience.expires_after(write_patience);
             patience.async_wait([self = shared_from_this()](boost::system::error_code error) {
                 if (!error && !self->closed_) {
-                    spdlog::warn("{} has read nothing for {} s: its connection is closed", describe(self->peer_),
-                                 write_patience.count());
+                    spdlog::warn("{} has read nothing for {} s: its connection is closed",
+                                 describe(self->peer_), write_patience.count());
                     self->close();
                 }
             });
-            const auto [error, size] = co_await socket_.async_write_some(asio::buffer(rest), as_tuple);
+            const auto [error, size] =
+                co_await socket_.async_write_some(asio::buffer(rest), as_tuple);
             patience.cancel();
             if (error) {
                 close();

@@ -10,12 +10,14 @@ namespace sandboxd::rpc {
 namespace {
 
 std::size_t characters(std::string_view utf8) {
-    return static_cast<std::size_t>(
-        std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+    return static_cast<std::size_t>(std::count_if(utf8.begin(), utf8.end(), [](char c) {
+        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+    }));
 }
 
 [[noreturn]] void refuse(const std::string& where, std::string_view what) {
-    throw rpc_error(error_name::invalid_params, "'" + where + "' " + std::string(what) + "; nothing was done");
+    throw rpc_error(error_name::invalid_params,
+                    "'" + where + "' " + std::string(what) + "; nothing was done");
 }
 
 } // namespace
@@ -29,7 +31,8 @@ const json::value* fields::raw(std::string_view name) {
     return object_.if_contains(name);
 }
 
-std::optional<std::string> fields::optional_text(std::string_view name, std::size_t least, std::size_t most) {
+std::optional<std::string> fields::optional_text(std::string_view name, std::size_t least,
+                                                 std::size_t most) {
     const json::value* value = raw(name);
     if (value == nullptr) {
         return std::nullopt;
@@ -39,8 +42,8 @@ std::optional<std::string> fields::optional_text(std::string_view name, std::siz
     }
     std::string text(value->as_string());
     if (const std::size_t length = characters(text); length < least || length > most) {
-        complain(name, "has " + std::to_string(length) + " characters, not " + std::to_string(least) + " to " +
-                           std::to_string(most));
+        complain(name, "has " + std::to_string(length) + " characters, not " +
+                           std::to_string(least) + " to " + std::to_string(most));
     }
     return text;
 }
@@ -64,13 +67,15 @@ bool fields::flag(std::string_view name, bool otherwise) {
     return value->as_bool();
 }
 
-std::optional<std::int64_t> fields::optional_integer(std::string_view name, std::int64_t least, std::int64_t most) {
+std::optional<std::int64_t> fields::optional_integer(std::string_view name, std::int64_t least,
+                                                     std::int64_t most) {
     const json::value* value = raw(name);
     if (value == nullptr) {
         return std::nullopt;
     }
     boost::system::error_code error;
-    const auto number = value->to_number<std::int64_t>(error); // takes 1.0 for 1, as JSON Schema does
+    const auto number =
+        value->to_number<std::int64_t>(error); // takes 1.0 for 1, as JSON Schema does
     if (error) {
         complain(name, "is not an integer");
     }
@@ -148,7 +153,8 @@ std::vector<std::pair<std::string, std::string>> fields::bytes_map(std::string_v
         complain(name, "is not an object");
     }
     for (const auto& [variable, content] : value->as_object()) {
-        map.emplace_back(variable, bytes_of(content, std::string(name) + "." + std::string(variable)));
+        map.emplace_back(variable,
+                         bytes_of(content, std::string(name) + "." + std::string(variable)));
     }
     return map;
 }
@@ -182,10 +188,11 @@ std::string fields::exec_id() {
         return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
     };
     const bool fine = alphanumeric(id.front()) && std::all_of(id.begin(), id.end(), [&](char c) {
-        return alphanumeric(c) || c == '.' || c == '_' || c == '-';
-    });
+                          return alphanumeric(c) || c == '.' || c == '_' || c == '-';
+                      });
     if (!fine) {
-        complain("exec_id", "is not made of letters, digits, '.', '_' and '-', the first a letter or digit");
+        complain("exec_id",
+                 "is not made of letters, digits, '.', '_' and '-', the first a letter or digit");
     }
     return id;
 }

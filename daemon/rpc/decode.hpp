@@ -1,4 +1,5 @@
-// From JSON to typed values: every complaint names the field, and a field nobody asked for is refused.
+// From JSON to typed values: every complaint names the field, and a field nobody asked for is
+// refused.
 //
 // All functions throw rpc_error invalid_params.
 #pragma once
@@ -24,14 +25,17 @@ namespace json = boost::json;
 class fields {
 public:
     // `path`: of the object itself, for complaints; empty: the params.
-    fields(const json::object& object, std::string path = {}) : object_(object), path_(std::move(path)) {}
+    fields(const json::object& object, std::string path = {})
+        : object_(object), path_(std::move(path)) {}
 
     // Lengths are in characters, as JSON Schema counts them.
     std::string text(std::string_view name, std::size_t least, std::size_t most);
-    std::optional<std::string> optional_text(std::string_view name, std::size_t least, std::size_t most);
+    std::optional<std::string> optional_text(std::string_view name, std::size_t least,
+                                             std::size_t most);
     bool flag(std::string_view name, bool otherwise);
     std::int64_t integer(std::string_view name, std::int64_t least, std::int64_t most);
-    std::optional<std::int64_t> optional_integer(std::string_view name, std::int64_t least, std::int64_t most);
+    std::optional<std::int64_t> optional_integer(std::string_view name, std::int64_t least,
+                                                 std::int64_t most);
     std::optional<double> optional_number(std::string_view name);
     std::optional<std::string> optional_bytes(std::string_view name); // a string or {"b64": ...}
     std::optional<std::vector<std::string>> optional_bytes_list(std::string_view name);

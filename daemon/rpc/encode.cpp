@@ -7,13 +7,19 @@
 namespace sandboxd::rpc {
 namespace {
 
-double seconds(std::chrono::milliseconds duration) { return static_cast<double>(duration.count()) / 1000; }
+double seconds(std::chrono::milliseconds duration) {
+    return static_cast<double>(duration.count()) / 1000;
+}
 
-json::value text_or_null(const std::string& text) { return text.empty() ? json::value(nullptr) : json::value(text); }
+json::value text_or_null(const std::string& text) {
+    return text.empty() ? json::value(nullptr) : json::value(text);
+}
 
 } // namespace
 
-json::object encode(const core::sandbox_key& key) { return {{"profile", key.profile}, {"task", key.task}}; }
+json::object encode(const core::sandbox_key& key) {
+    return {{"profile", key.profile}, {"task", key.task}};
+}
 
 json::object encode(const sandbox::view& shown) {
     const core::sandbox_record& record = shown.record;
@@ -32,7 +38,8 @@ json::object encode(const sandbox::view& shown) {
             {"idle_s", std::move(idle)},
             {"running", json::array(shown.running.begin(), shown.running.end())},
             {"awake_because", text_or_null(shown.awake_because)},
-            {"created_at", record.created_at == 0 ? json::value(nullptr) : json::value(record.created_at)},
+            {"created_at",
+             record.created_at == 0 ? json::value(nullptr) : json::value(record.created_at)},
             {"holders", shown.holders}};
 }
 

@@ -15,8 +15,9 @@ json::object encode(const core::sandbox_key& key);
 json::object encode(const sandbox::view& shown);
 json::object encode(const cloud::plan_info& plan);
 json::object encode_progress(const core::sandbox_key& key, const sandbox::progress& news);
-json::object encode_entry(const exec::session& session);                                   // of exec.list
-json::object encode_output(const exec::session& session, const core::output_chunk& chunk); // params of exec.output
-json::object encode_exit(const exec::session& session);                                    // params of exec.exit
+json::object encode_entry(const exec::session& session); // of exec.list
+json::object encode_output(const exec::session& session,
+                           const core::output_chunk& chunk); // params of exec.output
+json::object encode_exit(const exec::session& session);      // params of exec.exit
 
 } // namespace sandboxd::rpc

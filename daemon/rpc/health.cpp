@@ -12,27 +12,30 @@ namespace json = boost::json;
 json::array health_items(const services& parts) {
     json::array errors;
     json::array warnings;
-    const auto add = [](json::array& to, std::string_view code, std::string_view severity, const std::string& text,
-                        std::string_view hint) {
-        to.push_back(json::object{{"code", code}, {"severity", severity}, {"text", text}, {"hint", hint}});
+    const auto add = [](json::array& to, std::string_view code, std::string_view severity,
+                        const std::string& text, std::string_view hint) {
+        to.push_back(
+            json::object{{"code", code}, {"severity", severity}, {"text", text}, {"hint", hint}});
     };
     if (!parts.account.configured()) {
-        add(errors, "not_configured", "error", "There is no DeepInfra API key, so no command can run.",
+        add(errors, "not_configured", "error",
+            "There is no DeepInfra API key, so no command can run.",
             info(error_name::not_configured).hint);
     }
     if (parts.account.key_refused()) {
-        add(errors, "unauthorized", "error", "The platform refuses the API key (fingerprint " +
-                                                 parts.account.fingerprint() + ").",
+        add(errors, "unauthorized", "error",
+            "The platform refuses the API key (fingerprint " + parts.account.fingerprint() + ").",
             info(error_name::unauthorized).hint);
     }
     if (const auto& why = parts.account.unreachable()) {
-        add(errors, "cloud_unreachable", "error", "The platform at " + parts.account.base_url() +
-                                                      " could not be reached: " + *why + ".",
+        add(errors, "cloud_unreachable", "error",
+            "The platform at " + parts.account.base_url() + " could not be reached: " + *why + ".",
             info(error_name::cloud_unreachable).hint);
     }
     for (const std::string& text : parts.complaints) {
         add(warnings, "state_damaged", "warning", text,
-            "Compare with your DeepInfra dashboard; delete the kept file once nothing in it is missed.");
+            "Compare with your DeepInfra dashboard; delete the kept file once nothing in it is "
+            "missed.");
     }
     for (const std::string& text : parts.manager.complaints()) {
         add(warnings, "degraded", "warning", text, "");
@@ -43,7 +46,8 @@ json::array health_items(const services& parts) {
         if (found != without_shim.end()) {
             add(warnings, "shim_unusable", "warning",
                 "Commands in sandbox " + found->first + " run without the shim (" + found->second +
-                    "): one whose connection is lost cannot be found again, and bytes that are not UTF-8 are replaced.",
+                    "): one whose connection is lost cannot be found again, and bytes that are not "
+                    "UTF-8 are replaced.",
                 "");
         }
     }

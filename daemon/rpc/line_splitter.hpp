@@ -16,8 +16,8 @@ public:
 
     // Takes what was read; then next() is called until it gives nothing.
     void feed(std::string_view bytes);
-    // The next complete line without its newline, valid until the next call of either function; a carriage return in
-    // front of the newline is left to JSON, to which it is white space.
+    // The next complete line without its newline, valid until the next call of either function; a
+    // carriage return in front of the newline is left to JSON, to which it is white space.
     std::optional<std::string_view> next();
     // A line has grown over the limit: what follows cannot be trusted to be a message.
     bool overflowed() const noexcept { return overflowed_; }

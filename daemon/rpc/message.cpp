@@ -7,10 +7,13 @@ namespace sandboxd::rpc {
 namespace {
 
 malformed invalid(std::string what, json::value id = nullptr) {
-    return {rpc_error(error_name::invalid_request, what + "; nothing was done"), std::move(id), false};
+    return {rpc_error(error_name::invalid_request, what + "; nothing was done"), std::move(id),
+            false};
 }
 
-std::string line_of(const json::object& message) { return json::serialize(message) + "\n"; }
+std::string line_of(const json::object& message) {
+    return json::serialize(message) + "\n";
+}
 
 } // namespace
 
@@ -18,8 +21,9 @@ request_message parse_request(std::string_view line) {
     boost::system::error_code error;
     json::value parsed = json::parse(line, error);
     if (error) {
-        throw malformed{rpc_error(error_name::parse_error, "the line is not one JSON value: " + error.message()), nullptr,
-                        true};
+        throw malformed{rpc_error(error_name::parse_error,
+                                  "the line is not one JSON value: " + error.message()),
+                        nullptr, true};
     }
     if (parsed.is_array()) {
         throw invalid("batches are not accepted");
@@ -59,14 +63,17 @@ std::string format_result(const json::value& id, const json::value& result) {
 }
 
 std::string format_error(const json::value& id, const rpc_error& error) {
-    json::object data{{"name", info(error.name()).text}, {"retryable", error.retryable()}, {"hint", error.hint()}};
+    json::object data{{"name", info(error.name()).text},
+                      {"retryable", error.retryable()},
+                      {"hint", error.hint()}};
     if (error.sandbox_id && !error.sandbox_id->empty()) {
         data["sandbox_id"] = *error.sandbox_id;
     }
     return line_of({{"jsonrpc", "2.0"},
                     {"id", id},
-                    {"error",
-                     json::object{{"code", info(error.name()).code}, {"message", error.what()}, {"data", std::move(data)}}}});
+                    {"error", json::object{{"code", info(error.name()).code},
+                                           {"message", error.what()},
+                                           {"data", std::move(data)}}}});
 }
 
 std::string format_notification(std::string_view method, const json::object& params) {

@@ -21,8 +21,8 @@ struct request_message {
     json::object params; // empty if there were none
 };
 
-// A line that is no request: what to answer, to which id (null if none can be told), and whether the connection can go
-// on after it.
+// A line that is no request: what to answer, to which id (null if none can be told), and whether
+// the connection can go on after it.
 struct malformed {
     rpc_error error;
     json::value id;

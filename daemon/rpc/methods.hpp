@@ -1,8 +1,8 @@
 // The methods of the protocol: one typed handler each, found by name.
 //
-// A handler gets its params decoded, and answers by returning the result or throwing rpc_error: a request is answered
-// exactly once because a coroutine ends exactly once. Handlers outlive the connection that called them; what they send
-// to a closed one goes nowhere.
+// A handler gets its params decoded, and answers by returning the result or throwing rpc_error: a
+// request is answered exactly once because a coroutine ends exactly once. Handlers outlive the
+// connection that called them; what they send to a closed one goes nowhere.
 #pragma once
 
 #include "rpc/params.hpp"
@@ -39,9 +39,11 @@ struct method {
 const std::map<std::string, method, std::less<>>& methods();
 
 // A handler for params of type P.
-template <class P> method bind(boost::asio::awaitable<json::value> (*run)(call, P)) {
-    return {[](const json::object& params) { P::from(params); },
-            [run](call from, json::object params) { return run(std::move(from), P::from(params)); }};
+template <class P>
+method bind(boost::asio::awaitable<json::value> (*run)(call, P)) {
+    return {
+        [](const json::object& params) { P::from(params); },
+        [run](call from, json::object params) { return run(std::move(from), P::from(params)); }};
 }
 
 // methods_daemon.cpp

@@ -31,10 +31,12 @@ std::string_view phase_of(const services& parts) {
 asio::awaitable<json::value> hello(call from, hello_params params) {
     constexpr std::int64_t spoken = 1;
     if (params.least > spoken || params.most < spoken) {
-        throw rpc_error(error_name::incompatible_protocol,
-                        "this daemon (" + std::string(sys::version()) + ") speaks protocol " + std::to_string(spoken) +
-                            ", the client " + params.client + " speaks " + std::to_string(params.least) +
-                            (params.least == params.most ? "" : " to " + std::to_string(params.most)));
+        throw rpc_error(
+            error_name::incompatible_protocol,
+            "this daemon (" + std::string(sys::version()) + ") speaks protocol " +
+                std::to_string(spoken) + ", the client " + params.client + " speaks " +
+                std::to_string(params.least) +
+                (params.least == params.most ? "" : " to " + std::to_string(params.most)));
     }
     const sandbox::account& account = from.parts.account;
     co_return json::object{
@@ -42,15 +44,18 @@ asio::awaitable<json::value> hello(call from, hello_params params) {
         {"version", sys::version()},
         {"instance", from.parts.instance},
         {"capabilities", json::array{}},
-        {"account",
-         json::object{{"configured", account.configured()}, {"fingerprint", fingerprint_or_null(account)}}}};
+        {"account", json::object{{"configured", account.configured()},
+                                 {"fingerprint", fingerprint_or_null(account)}}}};
 }
 
-asio::awaitable<json::value> daemon_ping(call, no_params) { co_return json::object{}; }
+asio::awaitable<json::value> daemon_ping(call, no_params) {
+    co_return json::object{};
+}
 
 asio::awaitable<json::value> daemon_status(call from, no_params) {
     services& parts = from.parts;
-    const std::chrono::duration<double> uptime = std::chrono::steady_clock::now() - parts.started_at;
+    const std::chrono::duration<double> uptime =
+        std::chrono::steady_clock::now() - parts.started_at;
     json::array sandboxes;
     for (const sandbox::view& shown : parts.manager.list()) {
         sandboxes.push_back(encode(shown));
@@ -63,12 +68,13 @@ asio::awaitable<json::value> daemon_status(call from, no_params) {
                                 {"phase", phase_of(parts)},
                                 {"socket", parts.socket.string()},
                                 {"state_dir", parts.state_dir.string()}}},
-        {"account", json::object{{"configured", parts.account.configured()},
-                                 {"base_url", parts.account.base_url()},
-                                 {"fingerprint", fingerprint_or_null(parts.account)},
-                                 {"max_active", parts.max_active},
-                                 {"active", parts.manager.reconciled() ? json::value(parts.manager.active())
-                                                                       : json::value(nullptr)}}},
+        {"account",
+         json::object{{"configured", parts.account.configured()},
+                      {"base_url", parts.account.base_url()},
+                      {"fingerprint", fingerprint_or_null(parts.account)},
+                      {"max_active", parts.max_active},
+                      {"active", parts.manager.reconciled() ? json::value(parts.manager.active())
+                                                            : json::value(nullptr)}}},
         {"sandboxes", std::move(sandboxes)},
         {"health", health_items(parts)},
         {"counters", json::object{{"http_requests", parts.account.cloud().requests()},
@@ -82,7 +88,9 @@ asio::awaitable<json::value> daemon_health(call from, no_params) {
     co_return json::object{{"health", health_items(from.parts)}};
 }
 
-asio::awaitable<json::value> rpc_discover(call, no_params) { co_return json::parse(protocol::openrpc_json()); }
+asio::awaitable<json::value> rpc_discover(call, no_params) {
+    co_return json::parse(protocol::openrpc_json());
+}
 
 asio::awaitable<json::value> account_set(call from, account_set_params params) {
     co_await from.parts.account.set_key(std::move(params.api_key));
@@ -103,7 +111,8 @@ asio::awaitable<json::value> plan_list(call from, no_params) {
         has_medium = has_medium || plan.id == "medium";
         plans.push_back(encode(plan));
     }
-    // The platform does not say which one it takes when none is named; `medium` is what its users have seen (P).
+    // The platform does not say which one it takes when none is named; `medium` is what its users
+    // have seen (P).
     co_return json::object{{"plans", std::move(plans)},
                            {"default", has_medium ? json::value("medium") : json::value(nullptr)}};
 }

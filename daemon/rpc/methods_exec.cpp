@@ -1,4 +1,5 @@
-// Commands. Their output and their end are sent by the connection that started them (rpc/connection).
+// Commands. Their output and their end are sent by the connection that started them
+// (rpc/connection).
 #include "rpc/connection.hpp"
 #include "rpc/encode.hpp"
 #include "rpc/methods.hpp"
@@ -8,7 +9,8 @@ namespace asio = boost::asio;
 
 asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
     if (from.parts.stopping) {
-        throw rpc_error(error_name::shutting_down, "the daemon is stopping; the command has not run");
+        throw rpc_error(error_name::shutting_down,
+                        "the daemon is stopping; the command has not run");
     }
     from.parts.account.require_configured();
     const std::string id = params.request.exec_id;
@@ -19,13 +21,15 @@ asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
 
 asio::awaitable<json::value> exec_ack(call from, exec_ack_params params) {
     if (!from.parts.execs.find(params.exec_id)->acknowledge(params.offset)) {
-        throw rpc_error(error_name::invalid_params, "'offset' is more than has been sent; nothing was done");
+        throw rpc_error(error_name::invalid_params,
+                        "'offset' is more than has been sent; nothing was done");
     }
     co_return json::object{};
 }
 
 asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params) {
-    const exec::cancel_outcome outcome = co_await from.parts.execs.find(params.exec_id)->cancel(params.signal);
+    const exec::cancel_outcome outcome =
+        co_await from.parts.execs.find(params.exec_id)->cancel(params.signal);
     json::object result{{"confirmed", outcome.confirmed}};
     if (!outcome.message.empty()) {
         result["message"] = outcome.message;

@@ -10,28 +10,33 @@ namespace {
 
 std::string_view to_string(sandbox::release_action action) {
     switch (action) {
-    case sandbox::release_action::kept: return "kept";
-    case sandbox::release_action::stopped: return "stopped";
-    case sandbox::release_action::terminated: return "terminated";
-    case sandbox::release_action::none: return "none";
+    case sandbox::release_action::kept:
+        return "kept";
+    case sandbox::release_action::stopped:
+        return "stopped";
+    case sandbox::release_action::terminated:
+        return "terminated";
+    case sandbox::release_action::none:
+        return "none";
     }
     return "none";
 }
 
 sandbox::progress_callback progress_to(const call& from, core::sandbox_key key) {
-    return [client = std::weak_ptr(from.from), key = std::move(key)](const sandbox::progress& news) {
-        if (const std::shared_ptr<connection> listener = client.lock()) {
-            listener->on_progress(key, news);
-        }
-    };
+    return
+        [client = std::weak_ptr(from.from), key = std::move(key)](const sandbox::progress& news) {
+            if (const std::shared_ptr<connection> listener = client.lock()) {
+                listener->on_progress(key, news);
+            }
+        };
 }
 
 } // namespace
 
 asio::awaitable<json::value> sandbox_ensure(call from, ensure_params params) {
     sandbox::manager& manager = from.parts.manager;
-    const sandbox::ensured how = co_await manager.ensure(params.key, params.want, progress_to(from, params.key),
-                                                         from.from->peer());
+    const sandbox::ensured how = co_await manager.ensure(
+        params.key, params.want, progress_to(from, params.key), from.from->peer());
     const sandbox::view shown = manager.get({params.key, {}});
     co_return json::object{{"sandbox", encode(shown)},
                            {"created", how.created},
@@ -40,7 +45,8 @@ asio::awaitable<json::value> sandbox_ensure(call from, ensure_params params) {
 }
 
 asio::awaitable<json::value> sandbox_release(call from, release_params params) {
-    const auto released = co_await from.parts.manager.release(params.key, params.mode, from.from->peer());
+    const auto released =
+        co_await from.parts.manager.release(params.key, params.mode, from.from->peer());
     json::object result{{"action", to_string(released.action)}, {"holders", released.holders}};
     if (!released.message.empty()) {
         result["message"] = released.message;
@@ -63,7 +69,8 @@ asio::awaitable<json::value> sandbox_get(call from, selector_params params) {
 asio::awaitable<json::value> sandbox_start(call from, selector_params params) {
     sandbox::manager& manager = from.parts.manager;
     // A key may be new; an id must be known.
-    const core::sandbox_key key = params.which.key ? *params.which.key : manager.key_of(params.which);
+    const core::sandbox_key key =
+        params.which.key ? *params.which.key : manager.key_of(params.which);
     const sandbox::wanted want;
     co_await manager.ensure(key, want, progress_to(from, key), std::nullopt);
     co_return json::object{{"sandbox", encode(manager.get({key, {}}))}};

@@ -20,7 +20,8 @@ sandbox::wanted wanted_from(fields& in) {
 
 sandbox::selector selector_from(fields& in) {
     if (in.has("key") == in.has("id")) {
-        throw rpc_error(error_name::invalid_params, "exactly one of 'key' and 'id' is needed; nothing was done");
+        throw rpc_error(error_name::invalid_params,
+                        "exactly one of 'key' and 'id' is needed; nothing was done");
     }
     return {in.optional_key("key"), in.optional_text("id", 1, 256).value_or("")};
 }
@@ -108,7 +109,8 @@ exec_start_params exec_start_params::from(const json::object& object) {
     request.exec_id = in.exec_id();
     request.key = in.key("key");
     if (in.has("argv") == in.has("script")) {
-        throw rpc_error(error_name::invalid_params, "exactly one of 'argv' and 'script' is needed; nothing was done");
+        throw rpc_error(error_name::invalid_params,
+                        "exactly one of 'argv' and 'script' is needed; nothing was done");
     }
     core::command_spec& command = request.command;
     command.argv = in.optional_bytes_list("argv").value_or(std::vector<std::string>{});
@@ -127,7 +129,8 @@ exec_start_params exec_start_params::from(const json::object& object) {
         }
         request.timeout = std::max(duration_from(*timeout), std::chrono::milliseconds(1));
     }
-    request.window = static_cast<std::size_t>(in.optional_integer("window", 4096, 16 << 20).value_or(1 << 20));
+    request.window =
+        static_cast<std::size_t>(in.optional_integer("window", 4096, 16 << 20).value_or(1 << 20));
     request.want = wanted_from(in);
     in.finish();
     return params;
@@ -135,7 +138,8 @@ exec_start_params exec_start_params::from(const json::object& object) {
 
 exec_ack_params exec_ack_params::from(const json::object& object) {
     fields in(object);
-    exec_ack_params params{in.exec_id(), static_cast<std::uint64_t>(in.integer("offset", 0, largest))};
+    exec_ack_params params{in.exec_id(),
+                           static_cast<std::uint64_t>(in.integer("offset", 0, largest))};
     in.finish();
     return params;
 }

@@ -1,5 +1,5 @@
-// The params of every method, typed. What a field means stands in protocol/methods/; a test feeds every example there
-// through these, and refuses any other field.
+// The params of every method, typed. What a field means stands in protocol/methods/; a test feeds
+// every example there through these, and refuses any other field.
 #pragma once
 
 #include "base/secret.hpp"

@@ -22,7 +22,8 @@ asio::awaitable<void> server::run() {
             co_return;
         }
         if (error) {
-            // Out of descriptors, most likely: clients wait in the backlog, and accepting at once would only spin.
+            // Out of descriptors, most likely: clients wait in the backlog, and accepting at once
+            // would only spin.
             spdlog::warn("a connection could not be accepted: {}", error.message());
             asio::steady_timer pause(acceptor_.get_executor(), std::chrono::milliseconds(100));
             co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
@@ -35,7 +36,8 @@ asio::awaitable<void> server::run() {
                 continue;
             }
             std::erase_if(connections_, [](const auto& each) { return each.expired(); });
-            const auto accepted = std::make_shared<connection>(std::move(socket), peer.process, parts_);
+            const auto accepted =
+                std::make_shared<connection>(std::move(socket), peer.process, parts_);
             connections_.push_back(accepted);
             accepted->start();
         } catch (const std::exception& problem) {

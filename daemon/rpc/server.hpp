@@ -1,6 +1,7 @@
 // Accepts connections of our own user on the listening socket and hands each to a connection.
 //
-// Owns the acceptor; connections own themselves and are only remembered here, to be closed when the daemon stops.
+// Owns the acceptor; connections own themselves and are only remembered here, to be closed when the
+// daemon stops.
 #pragma once
 
 #include "rpc/services.hpp"
@@ -24,7 +25,8 @@ public:
     ~server();
 
     boost::asio::awaitable<void> run(); // accepts until stop()
-    // Accepts no more and closes every connection once what is pending for it is written, or after `patience`.
+    // Accepts no more and closes every connection once what is pending for it is written, or after
+    // `patience`.
     void stop(std::chrono::milliseconds patience);
     bool drained(); // no connection is left
 

@@ -1,5 +1,5 @@
-// What the methods work with: the parts of the daemon, wired by serve.cpp. Owns nothing; everything in it outlives the
-// server.
+// What the methods work with: the parts of the daemon, wired by serve.cpp. Owns nothing; everything
+// in it outlives the server.
 #pragma once
 
 #include "exec/registry.hpp"
@@ -25,7 +25,7 @@ struct services {
     std::chrono::steady_clock::time_point started_at;
     std::vector<std::string> complaints; // found at the start: state files that could not be read
 
-    bool stopping = false; // no new work is taken
+    bool stopping = false;         // no new work is taken
     std::uint64_t connections = 0; // since the start
     std::uint64_t requests = 0;
 };

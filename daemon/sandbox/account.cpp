@@ -13,7 +13,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor, const std::string& base_url) {
+std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor,
+                                           const std::string& base_url) {
     cloud::client_options options;
     options.base_url = base_url;
     options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
@@ -22,9 +23,11 @@ std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor
 
 } // namespace
 
-account::account(asio::any_io_executor executor, std::string base_url, secret key, std::filesystem::path state_dir)
-    : executor_(std::move(executor)), base_url_(std::move(base_url)), state_dir_(std::move(state_dir)),
-      key_(std::move(key)), client_(make_client(executor_, base_url_)) {
+account::account(asio::any_io_executor executor, std::string base_url, secret key,
+                 std::filesystem::path state_dir)
+    : executor_(std::move(executor)), base_url_(std::move(base_url)),
+      state_dir_(std::move(state_dir)), key_(std::move(key)),
+      client_(make_client(executor_, base_url_)) {
     if (!key_.empty()) {
         fingerprint_ = key_fingerprint(key_);
         client_->set_key(key_);
@@ -57,7 +60,8 @@ asio::awaitable<void> account::set_key(secret key) {
     try {
         sys::atomic_write(state_dir_ / "api-key", std::string(key.reveal()) + "\n", 0600);
     } catch (const std::exception& problem) {
-        throw rpc_error(error_name::internal_error, std::string("the API key could not be kept: ") + problem.what());
+        throw rpc_error(error_name::internal_error,
+                        std::string("the API key could not be kept: ") + problem.what());
     }
     key_ = std::move(key);
     fingerprint_ = key_fingerprint(key_);
@@ -69,7 +73,8 @@ asio::awaitable<void> account::set_key(secret key) {
 void account::refuse_another(const secret& key) const {
     if (configured() && key != key_ && !key_refused_) {
         throw rpc_error(error_name::account_mismatch,
-                        "this daemon already works with another API key (fingerprint " + fingerprint_ + ")");
+                        "this daemon already works with another API key (fingerprint " +
+                            fingerprint_ + ")");
     }
 }
 

@@ -1,7 +1,8 @@
 // The one account this daemon works for: base URL, key, and how well the platform takes them.
 //
-// Owns the cloud client. Lives as long as the daemon. The key may come later than the daemon (a client hands it over);
-// it is then kept 0600 in the state directory, so that a restarted daemon can still stop what it has started.
+// Owns the cloud client. Lives as long as the daemon. The key may come later than the daemon (a
+// client hands it over); it is then kept 0600 in the state directory, so that a restarted daemon
+// can still stop what it has started.
 #pragma once
 
 #include "base/error.hpp"
@@ -20,22 +21,27 @@ namespace sandboxd::sandbox {
 class account {
 public:
     // `key` may be empty: not configured yet.
-    account(boost::asio::any_io_executor executor, std::string base_url, secret key, std::filesystem::path state_dir);
+    account(boost::asio::any_io_executor executor, std::string base_url, secret key,
+            std::filesystem::path state_dir);
 
     cloud::client& cloud() noexcept { return *client_; }
     bool configured() const noexcept { return !key_.empty(); }
     const std::string& base_url() const noexcept { return base_url_; }
-    const std::string& fingerprint() const noexcept { return fingerprint_; } // empty if not configured
+    const std::string& fingerprint() const noexcept {
+        return fingerprint_;
+    } // empty if not configured
 
     void require_configured() const; // throws rpc_error not_configured
 
-    // Takes a client's key: asks the platform whether it is good, keeps it, works with it from then on. The key in use
-    // is answered well at once; a different one is refused while a good one is in use. Throws rpc_error: unauthorized,
-    // account_mismatch, cloud_unreachable, or internal_error when it cannot be kept.
+    // Takes a client's key: asks the platform whether it is good, keeps it, works with it from then
+    // on. The key in use is answered well at once; a different one is refused while a good one is
+    // in use. Throws rpc_error: unauthorized, account_mismatch, cloud_unreachable, or
+    // internal_error when it cannot be kept.
     boost::asio::awaitable<void> set_key(secret key);
 
     // To be told how every request ended, so that health can say what is wrong.
-    template <class T> const cloud::result<T>& observe(const cloud::result<T>& outcome) {
+    template <class T>
+    const cloud::result<T>& observe(const cloud::result<T>& outcome) {
         if (outcome.has_value()) {
             note_success();
         } else {

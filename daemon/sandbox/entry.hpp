@@ -22,7 +22,8 @@ struct operation {
 
 class entry {
 public:
-    entry(boost::asio::any_io_executor executor, core::sandbox_key key) : changed(std::move(executor)) {
+    entry(boost::asio::any_io_executor executor, core::sandbox_key key)
+        : changed(std::move(executor)) {
         record.key = std::move(key);
     }
 
@@ -32,7 +33,7 @@ public:
     std::chrono::milliseconds last_used{0}; // manager's clock
     std::set<sys::process_identity> holders;
     bool state_lost = false; // its sandbox was found gone, and nobody has been told yet
-    condition changed; // the operation moved on or ended, a lease went
+    condition changed;       // the operation moved on or ended, a lease went
 };
 
 } // namespace sandboxd::sandbox

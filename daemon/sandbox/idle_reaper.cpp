@@ -22,12 +22,14 @@ asio::awaitable<void> manager::reap() {
         std::vector<core::reap_candidate> candidates;
         for (const auto& [key, each] : entries_) {
             if (is_of_account(*each)) {
-                candidates.push_back({key, each->record.state, is_in_use(*each), now() - each->last_used});
+                candidates.push_back(
+                    {key, each->record.state, is_in_use(*each), now() - each->last_used});
             }
         }
         const core::reap_plan plan = core::plan_reaping(candidates, options_.idle_stop);
         for (const core::sandbox_key& key : plan.stop) {
-            spdlog::info("{}: idle for {} s, stopping it", describe(key), options_.idle_stop.count() / 1000);
+            spdlog::info("{}: idle for {} s, stopping it", describe(key),
+                         options_.idle_stop.count() / 1000);
             begin(entry_for(key), operation_kind::stop, {});
         }
         if (plan.look_again_in) {

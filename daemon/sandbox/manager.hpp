@@ -1,14 +1,17 @@
 // Owns every sandbox of ours: one entry a key, at most one life-cycle operation an entry at a time.
 //
-// Lifetimes. The manager lives as long as the daemon. An entry lives as long as the manager once its key was asked for
-// (the record in it may say "absent"). An operation (bringing up, stopping, deleting) belongs to its entry and outlives
-// whoever asked for it: askers wait for it and may leave; several who want the same share it. A lease keeps a sandbox
-// from being stopped and lives as long as a command.
+// Lifetimes. The manager lives as long as the daemon. An entry lives as long as the manager once
+// its key was asked for (the record in it may say "absent"). An operation (bringing up, stopping,
+// deleting) belongs to its entry and outlives whoever asked for it: askers wait for it and may
+// leave; several who want the same share it. A lease keeps a sandbox from being stopped and lives
+// as long as a command.
 //
-// One gate an entry: it is stopped only with no lease and no other operation; whoever comes while it is being stopped
-// waits and then starts it. Everything runs on the daemon's one thread; nothing here locks.
+// One gate an entry: it is stopped only with no lease and no other operation; whoever comes while
+// it is being stopped waits and then starts it. Everything runs on the daemon's one thread; nothing
+// here locks.
 //
-// Errors are rpc_error; a cancelled wait throws system_error(operation_aborted) and leaves the operation running.
+// Errors are rpc_error; a cancelled wait throws system_error(operation_aborted) and leaves the
+// operation running.
 #pragma once
 
 #include "base/condition.hpp"
@@ -89,7 +92,8 @@ enum class operation_kind : int;
 class lease {
 public:
     lease() = default;
-    lease(std::shared_ptr<entry> held, ensured how, std::string exec_id, std::function<void()> on_release);
+    lease(std::shared_ptr<entry> held, ensured how, std::string exec_id,
+          std::function<void()> on_release);
     lease(lease&& other) noexcept = default;
     lease& operator=(lease&& other) noexcept;
     ~lease() { release(); }
@@ -122,17 +126,20 @@ public:
     bool reconciled() const noexcept { return reconciled_; }
     void reconcile_soon(); // the key has come, the network is back
 
-    // A running sandbox for `key`: at once if it is known to run, else by the key's one bring-up. `holder`, if given, is
-    // counted among those who want it kept.
-    boost::asio::awaitable<ensured> ensure(core::sandbox_key key, wanted want, progress_callback on_progress,
+    // A running sandbox for `key`: at once if it is known to run, else by the key's one bring-up.
+    // `holder`, if given, is counted among those who want it kept.
+    boost::asio::awaitable<ensured> ensure(core::sandbox_key key, wanted want,
+                                           progress_callback on_progress,
                                            std::optional<sys::process_identity> holder);
 
     // The same, and held for a command.
     boost::asio::awaitable<lease> acquire(core::sandbox_key key, wanted want, std::string exec_id,
                                           progress_callback on_progress);
-    // Counts `holder` among those who want the key's sandbox kept, until it releases it or its process is gone.
+    // Counts `holder` among those who want the key's sandbox kept, until it releases it or its
+    // process is gone.
     void hold(const core::sandbox_key& key, sys::process_identity holder);
-    // The platform refused a command because the sandbox is not running or not there: look before the next use.
+    // The platform refused a command because the sandbox is not running or not there: look before
+    // the next use.
     void distrust(const core::sandbox_key& key);
 
     boost::asio::awaitable<void> stop(selector which, bool force);
@@ -142,10 +149,11 @@ public:
         std::size_t holders = 0; // others, alive
         std::string message;
     };
-    boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode, sys::process_identity holder);
+    boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode,
+                                             sys::process_identity holder);
 
     std::chrono::seconds server_timeout() const noexcept { return options_.server_timeout; }
-    view get(const selector& which); // throws sandbox_not_found
+    view get(const selector& which);                 // throws sandbox_not_found
     core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
     // Of a key's newest boot; 0 before the first.
     std::uint64_t generation(const core::sandbox_key& key) const;
@@ -159,12 +167,17 @@ private:
     std::shared_ptr<entry> find(const selector& which);
     bool is_of_account(const entry& each) const;
     void check_account(const entry& each) const; // throws not_configured, account_mismatch
-    std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind, const wanted& want);
-    boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
+    std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind,
+                                     const wanted& want);
+    boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each,
+                                          std::shared_ptr<operation> op,
                                           progress_callback on_progress);
-    boost::asio::awaitable<void> shut_down(std::shared_ptr<entry> each, operation_kind kind, bool force);
-    boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
-    boost::asio::awaitable<void> run_shut_down(std::shared_ptr<entry> each, std::shared_ptr<operation> op);
+    boost::asio::awaitable<void> shut_down(std::shared_ptr<entry> each, operation_kind kind,
+                                           bool force);
+    boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each,
+                                              std::shared_ptr<operation> op);
+    boost::asio::awaitable<void> run_shut_down(std::shared_ptr<entry> each,
+                                               std::shared_ptr<operation> op);
     void settle(const std::shared_ptr<entry>& each, const std::shared_ptr<operation>& op);
     boost::asio::awaitable<void> save(); // throws std::runtime_error
     boost::asio::awaitable<void> save_or_complain();
@@ -183,8 +196,8 @@ private:
     store::state_store& store_;
     manager_options options_;
     std::map<core::sandbox_key, std::shared_ptr<entry>> entries_;
-    // Something that the reaper's next look depends on has changed. Shared, because a lease may outlive the manager when
-    // the io_context is torn down.
+    // Something that the reaper's next look depends on has changed. Shared, because a lease may
+    // outlive the manager when the io_context is torn down.
     std::shared_ptr<condition> activity_;
     condition reconcile_wanted_;
     bool reconciled_ = false;

@@ -1,4 +1,5 @@
-// The thin shells that carry out what the life-cycle machines decide (core/bring_up_fsm, core/shut_down_fsm).
+// The thin shells that carry out what the life-cycle machines decide (core/bring_up_fsm,
+// core/shut_down_fsm).
 #include "core/bring_up_fsm.hpp"
 #include "core/shut_down_fsm.hpp"
 
@@ -19,14 +20,16 @@ namespace asio = boost::asio;
 
 namespace {
 
-asio::awaitable<void> pause(const asio::any_io_executor& executor, std::chrono::milliseconds delay) {
+asio::awaitable<void> pause(const asio::any_io_executor& executor,
+                            std::chrono::milliseconds delay) {
     asio::steady_timer timer(executor, delay);
     co_await timer.async_wait(asio::use_awaitable);
 }
 
 } // namespace
 
-std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, operation_kind kind, const wanted& want) {
+std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, operation_kind kind,
+                                          const wanted& want) {
     auto op = std::make_shared<operation>();
     op->kind = kind;
     op->want = want;
@@ -57,17 +60,19 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
         spdlog::warn("{}: {}", who, op->error->what());
     } else {
         spdlog::info("{}: {} after {} ms (sandbox {})", who, core::to_string(each->record.state),
-                     (now() - op->since).count(), each->record.sandbox_id.empty() ? "-" : each->record.sandbox_id);
+                     (now() - op->since).count(),
+                     each->record.sandbox_id.empty() ? "-" : each->record.sandbox_id);
     }
     op->done = true;
     each->current.reset();
     each->last_used = now();
     each->changed.notify_all();
     activity_->notify_all();
-    const bool forgotten = each->record.state == core::life_state::absent && !each->record.create_pending &&
-                           !each->record.persistent;
+    const bool forgotten = each->record.state == core::life_state::absent &&
+                           !each->record.create_pending && !each->record.persistent;
     if (forgotten) {
-        // A lasting key keeps its generation, which must never be given twice; a one-session key never comes again.
+        // A lasting key keeps its generation, which must never be given twice; a one-session key
+        // never comes again.
         entries_.erase(each->record.key);
     }
 }
@@ -75,14 +80,16 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
 asio::awaitable<void> manager::save() {
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
-        if (each->record.generation != 0 || !each->record.sandbox_id.empty() || each->record.create_pending) {
+        if (each->record.generation != 0 || !each->record.sandbox_id.empty() ||
+            each->record.create_pending) {
             records.push_back(each->record);
         }
     }
     co_await store_.save(std::move(records));
 }
 
-// For what is true whether it is on disk or not; health tells of the trouble, and the next change writes everything.
+// For what is true whether it is on disk or not; health tells of the trouble, and the next change
+// writes everything.
 asio::awaitable<void> manager::save_or_complain() {
     try {
         co_await save();
@@ -91,7 +98,8 @@ asio::awaitable<void> manager::save_or_complain() {
     }
 }
 
-asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::shared_ptr<operation> op) {
+asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
+                                            std::shared_ptr<operation> op) {
     using action = core::bring_up_fsm::action;
     core::sandbox_record& record = each->record;
     if (record.sandbox_id.empty() && !record.create_pending) {
@@ -113,7 +121,8 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
             } catch (const std::exception& problem) {
                 trouble = problem.what();
             }
-            step = trouble.empty() ? machine.on_saved(now()) : machine.on_save_failed(now(), trouble);
+            step =
+                trouble.empty() ? machine.on_saved(now()) : machine.on_save_failed(now(), trouble);
             break;
         }
         case action::get: {
@@ -129,17 +138,20 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
         case action::create: {
             cloud::create_request request{record.plan, core::tags_for(record, options_.instance),
                                           options_.server_timeout};
-            const auto created = account_.observe(co_await account_.cloud().create(std::move(request)));
+            const auto created =
+                account_.observe(co_await account_.cloud().create(std::move(request)));
             step = machine.on_create(now(), created);
             break;
         }
         case action::start: {
-            const auto started = account_.observe(co_await account_.cloud().start(record.sandbox_id));
+            const auto started =
+                account_.observe(co_await account_.cloud().start(record.sandbox_id));
             step = machine.on_start(now(), started);
             break;
         }
         case action::remove: {
-            const auto removed = account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            const auto removed =
+                account_.observe(co_await account_.cloud().remove(record.sandbox_id));
             step = machine.on_remove(now(), removed);
             break;
         }
@@ -149,13 +161,15 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
             break;
         }
         case action::done:
-            op->outcome = {machine.created(), machine.resumed(), machine.state_lost() || each->state_lost};
+            op->outcome = {machine.created(), machine.resumed(),
+                           machine.state_lost() || each->state_lost};
             each->state_lost = false;
             co_return;
         case action::fail: {
             op->error = step.error;
             if (record.create_pending) {
-                reconcile_wanted_.notify_all(); // it may turn up later, and nobody may ever ask for the key again
+                reconcile_wanted_.notify_all(); // it may turn up later, and nobody may ever ask for
+                                                // the key again
             }
             co_await save_or_complain();
             co_return;
@@ -164,13 +178,15 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each, std::sh
     }
 }
 
-asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::shared_ptr<operation> op) {
+asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
+                                             std::shared_ptr<operation> op) {
     using action = core::shut_down_fsm::action;
     using goal = core::shut_down_fsm::goal;
     core::sandbox_record& record = each->record;
     if (record.create_pending) {
-        op->error.emplace(error_name::outcome_unknown,
-                          "whether a sandbox was made for " + describe(record.key) + " is not known yet");
+        op->error.emplace(error_name::outcome_unknown, "whether a sandbox was made for " +
+                                                           describe(record.key) +
+                                                           " is not known yet");
         co_return;
     }
     const bool stopping = op->kind == operation_kind::stop;
@@ -190,12 +206,14 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::s
             break;
         }
         case action::stop: {
-            const auto stopped = account_.observe(co_await account_.cloud().stop(record.sandbox_id));
+            const auto stopped =
+                account_.observe(co_await account_.cloud().stop(record.sandbox_id));
             step = machine.on_stop(now(), stopped);
             break;
         }
         case action::remove: {
-            const auto removed = account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            const auto removed =
+                account_.observe(co_await account_.cloud().remove(record.sandbox_id));
             step = machine.on_remove(now(), removed);
             break;
         }
@@ -204,7 +222,9 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each, std::s
             step = machine.on_waited(now());
             break;
         }
-        case action::fail: op->error = step.error; [[fallthrough]];
+        case action::fail:
+            op->error = step.error;
+            [[fallthrough]];
         case action::done:
             if (record.state == core::life_state::absent) {
                 each->state_lost = stopping; // otherwise it was meant to go

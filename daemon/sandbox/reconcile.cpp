@@ -1,7 +1,7 @@
 // Comparing what the records say with what the cloud says: at the start, and when asked to.
 //
-// One listing serves all records. A failed one changes nothing and is tried again. A record that somebody works on is
-// left to that somebody.
+// One listing serves all records. A failed one changes nothing and is tried again. A record that
+// somebody works on is left to that somebody.
 #include "core/backoff.hpp"
 #include "core/cloud_error.hpp"
 #include "sandbox/entry.hpp"
@@ -27,9 +27,13 @@ constexpr std::chrono::seconds look_for_pending_every{60};
 
 } // namespace
 
-asio::awaitable<void> manager::run() { co_await (reconcile_until_done() && reap()); }
+asio::awaitable<void> manager::run() {
+    co_await (reconcile_until_done() && reap());
+}
 
-void manager::reconcile_soon() { reconcile_wanted_.notify_all(); }
+void manager::reconcile_soon() {
+    reconcile_wanted_.notify_all();
+}
 
 asio::awaitable<void> manager::reconcile_until_done() {
     core::backoff retry(std::chrono::milliseconds(500), std::chrono::milliseconds(30'000));
@@ -89,7 +93,8 @@ asio::awaitable<bool> manager::reconcile() {
     co_return true;
 }
 
-// A listing under another key that shows a sandbox with our tags proves that the key is of the same account.
+// A listing under another key that shows a sandbox with our tags proves that the key is of the same
+// account.
 void manager::rebind(entry& each, const std::vector<cloud::sandbox_info>& listing) {
     core::sandbox_record& record = each.record;
     if (record.base_url != account_.base_url() || record.fingerprint == account_.fingerprint() ||
@@ -109,15 +114,19 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
         return; // another account's listing says nothing about it
     }
     if (record.create_pending) {
-        // Found, it is adopted, so that the reaper sees it even if nobody ever asks for the key again. Absent, it may
-        // still turn up: the intent stays open, and the next bring-up decides.
-        const auto made = std::find_if(listing.begin(), listing.end(), [&](const cloud::sandbox_info& seen) {
-            return seen.state != cloud::sandbox_state::deleted && core::is_made_for(seen, record, options_.instance);
-        });
+        // Found, it is adopted, so that the reaper sees it even if nobody ever asks for the key
+        // again. Absent, it may still turn up: the intent stays open, and the next bring-up
+        // decides.
+        const auto made =
+            std::find_if(listing.begin(), listing.end(), [&](const cloud::sandbox_info& seen) {
+                return seen.state != cloud::sandbox_state::deleted &&
+                       core::is_made_for(seen, record, options_.instance);
+            });
         if (made == listing.end()) {
             return;
         }
-        spdlog::info("{}: sandbox {} was made by a create whose answer was lost", describe(record.key), made->id);
+        spdlog::info("{}: sandbox {} was made by a create whose answer was lost",
+                     describe(record.key), made->id);
         record.sandbox_id = made->id;
         record.created_at = made->created_at;
         record.create_pending = false;
@@ -126,19 +135,22 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
     if (record.sandbox_id.empty()) {
         return;
     }
-    const auto found = std::find_if(listing.begin(), listing.end(),
-                                    [&](const cloud::sandbox_info& seen) { return seen.id == record.sandbox_id; });
+    const auto found =
+        std::find_if(listing.begin(), listing.end(),
+                     [&](const cloud::sandbox_info& seen) { return seen.id == record.sandbox_id; });
     const core::life_state state =
         found == listing.end() ? core::life_state::absent : core::life_state_of(found->state);
     if (state == core::life_state::absent) {
-        spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key), record.sandbox_id);
+        spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key),
+                     record.sandbox_id);
         record.sandbox_id.clear();
         record.state = state;
         each.state_lost = true;
         return;
     }
     if (state == core::life_state::running) {
-        if (record.state != core::life_state::running && record.state != core::life_state::unknown) {
+        if (record.state != core::life_state::running &&
+            record.state != core::life_state::unknown) {
             ++record.generation; // it has booted since it was last seen
         }
         each.last_used = now(); // how long it has been idle is not known: the count starts anew

@@ -17,7 +17,8 @@ std::optional<std::string> read_if_sane(const std::filesystem::path& file) {
     try {
         return sys::read_file(file, 4096);
     } catch (const std::system_error& problem) {
-        if (problem.code() == std::errc::file_too_large || problem.code() == std::errc::invalid_argument) {
+        if (problem.code() == std::errc::file_too_large ||
+            problem.code() == std::errc::invalid_argument) {
             return std::string();
         }
         throw;
@@ -28,7 +29,8 @@ std::optional<std::string> read_if_sane(const std::filesystem::path& file) {
 
 std::string hashed_machine_id() {
     const std::optional<std::string> id = sys::read_file("/etc/machine-id", 4096);
-    return id && !id->empty() ? sha256_hex("deepinfra-sandboxd machine v1\n" + *id).substr(0, 32) : std::string();
+    return id && !id->empty() ? sha256_hex("deepinfra-sandboxd machine v1\n" + *id).substr(0, 32)
+                              : std::string();
 }
 
 instance load_instance(const std::filesystem::path& state_dir, const std::string& machine_id) {
@@ -38,8 +40,8 @@ instance load_instance(const std::filesystem::path& state_dir, const std::string
         std::istringstream words(*text);
         std::string machine;
         words >> found.id >> machine;
-        const bool plausible =
-            found.id.size() == 32 && found.id.find_first_not_of("0123456789abcdef") == std::string::npos;
+        const bool plausible = found.id.size() == 32 &&
+                               found.id.find_first_not_of("0123456789abcdef") == std::string::npos;
         if (plausible && machine == machine_id) {
             return found;
         }
@@ -48,14 +50,16 @@ instance load_instance(const std::filesystem::path& state_dir, const std::string
             const bool any_state = std::filesystem::exists(state);
             // Before the id: after a crash in between, the next start does the rest.
             const std::string kept = any_state ? keep_aside(state).string() : std::string();
-            found.complaints.push_back("the state directory was made on another machine (kept as " +
-                                       keep_aside(file).string() + "); " +
-                                       (any_state ? "the sandboxes in its state.json are left to the daemon there (kept as " +
-                                                        kept + ")"
-                                                  : "it named no sandboxes"));
+            found.complaints.push_back(
+                "the state directory was made on another machine (kept as " +
+                keep_aside(file).string() + "); " +
+                (any_state
+                     ? "the sandboxes in its state.json are left to the daemon there (kept as " +
+                           kept + ")"
+                     : "it named no sandboxes"));
         } else {
-            found.complaints.push_back("the instance id could not be read and was kept as " + keep_aside(file).string() +
-                                       "; this daemon has a new one");
+            found.complaints.push_back("the instance id could not be read and was kept as " +
+                                       keep_aside(file).string() + "; this daemon has a new one");
         }
     }
     found.id = random_hex(16);

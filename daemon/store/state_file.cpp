@@ -27,7 +27,9 @@ json::object to_json(const core::sandbox_record& record) {
 }
 
 core::sandbox_record record_from(const json::object& object) {
-    const auto text = [&](const char* name) { return json::value_to<std::string>(object.at(name)); };
+    const auto text = [&](const char* name) {
+        return json::value_to<std::string>(object.at(name));
+    };
     core::sandbox_record record;
     record.key = {text("profile"), text("task")};
     record.persistent = object.at("persistent").as_bool();
@@ -51,7 +53,9 @@ std::string format_state(const std::vector<core::sandbox_record>& records) {
     for (const core::sandbox_record& record : records) {
         sandboxes.push_back(to_json(record));
     }
-    return json::serialize(json::object{{"version", state_version}, {"sandboxes", std::move(sandboxes)}}) + "\n";
+    return json::serialize(
+               json::object{{"version", state_version}, {"sandboxes", std::move(sandboxes)}}) +
+           "\n";
 }
 
 parsed_state parse_state(std::string_view text) {
@@ -65,7 +69,8 @@ parsed_state parse_state(std::string_view text) {
         throw unreadable_state("it has no version");
     }
     if (version->as_int64() > state_version) {
-        throw unreadable_state("it was written by a newer daemon (version " + std::to_string(version->as_int64()) + ")");
+        throw unreadable_state("it was written by a newer daemon (version " +
+                               std::to_string(version->as_int64()) + ")");
     }
     const json::value* sandboxes = root.as_object().if_contains("sandboxes");
     if (version->as_int64() < 1 || sandboxes == nullptr || !sandboxes->is_array()) {

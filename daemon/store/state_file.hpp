@@ -1,8 +1,8 @@
 // The text of state.json: every sandbox record, versioned.
 //
-// Reading is strict about what it needs and forgiving about the rest: one record that makes no sense is set aside with
-// a reason and blocks no other; a file that makes no sense as a whole, or comes from a newer version, is an error, and
-// the caller keeps it (see state_store).
+// Reading is strict about what it needs and forgiving about the rest: one record that makes no
+// sense is set aside with a reason and blocks no other; a file that makes no sense as a whole, or
+// comes from a newer version, is an error, and the caller keeps it (see state_store).
 #pragma once
 
 #include "core/sandbox_record.hpp"

@@ -16,7 +16,8 @@
 namespace sandboxd::store {
 namespace asio = boost::asio;
 
-// Lives on the daemon's thread but for `pool`, which only ever runs one atomic_write with arguments of its own.
+// Lives on the daemon's thread but for `pool`, which only ever runs one atomic_write with arguments
+// of its own.
 struct state_store::shared {
     explicit shared(asio::any_io_executor executor) : changed(std::move(executor)) {}
 
@@ -32,9 +33,13 @@ struct state_store::shared {
 state_store::state_store(asio::any_io_executor executor, std::filesystem::path directory)
     : shared_(std::make_shared<shared>(std::move(executor))), directory_(std::move(directory)) {}
 
-state_store::~state_store() { shared_->pool.join(); }
+state_store::~state_store() {
+    shared_->pool.join();
+}
 
-const std::string& state_store::trouble() const noexcept { return shared_->trouble; }
+const std::string& state_store::trouble() const noexcept {
+    return shared_->trouble;
+}
 
 loaded_state state_store::load() {
     const std::filesystem::path file = directory_ / "state.json";
@@ -51,7 +56,8 @@ loaded_state state_store::load() {
             const std::filesystem::path kept = aside_name(file, ".partly-bad");
             sys::atomic_write(kept, *text);
             for (const std::string& reason : parsed.rejected) {
-                loaded.complaints.push_back("state.json: " + reason + "; the file as it was is kept as " + kept.string());
+                loaded.complaints.push_back("state.json: " + reason +
+                                            "; the file as it was is kept as " + kept.string());
             }
         }
     } catch (const unreadable_state& problem) {

@@ -1,8 +1,8 @@
 // state.json on disk: read once at the start, replaced as a whole whenever a record changes.
 //
-// Writing (with its fsyncs) happens on a pool thread of its own, one write at a time; saves asked for while one is under
-// way are joined into the next. A save is done only when everything it was asked to keep is on disk. The directory
-// belongs to the holder of the instance lock.
+// Writing (with its fsyncs) happens on a pool thread of its own, one write at a time; saves asked
+// for while one is under way are joined into the next. A save is done only when everything it was
+// asked to keep is on disk. The directory belongs to the holder of the instance lock.
 #pragma once
 
 #include "core/sandbox_record.hpp"
@@ -21,7 +21,8 @@ namespace sandboxd::store {
 
 struct loaded_state {
     std::vector<core::sandbox_record> records;
-    // What a person should know: a file that could not be read and where it was kept, records left out. Health shows it.
+    // What a person should know: a file that could not be read and where it was kept, records left
+    // out. Health shows it.
     std::vector<std::string> complaints;
 };
 
@@ -30,12 +31,13 @@ public:
     state_store(boost::asio::any_io_executor executor, std::filesystem::path directory);
     ~state_store(); // waits for a write under way
 
-    // An unreadable file is renamed to state.json.bad (or .bad.2 and so on: an older one is never overwritten) and said
-    // so. Throws std::system_error if it exists and cannot even be opened: going on would overwrite it.
+    // An unreadable file is renamed to state.json.bad (or .bad.2 and so on: an older one is never
+    // overwritten) and said so. Throws std::system_error if it exists and cannot even be opened:
+    // going on would overwrite it.
     loaded_state load();
 
-    // Completes when `records`, or what a later call brought, is on disk. Throws std::system_error if it is not. Not
-    // cancellable: a state that was told to be kept is kept.
+    // Completes when `records`, or what a later call brought, is on disk. Throws std::system_error
+    // if it is not. Not cancellable: a state that was told to be kept is kept.
     boost::asio::awaitable<void> save(std::vector<core::sandbox_record> records);
 
     // Why the last write failed; empty if it did not.

@@ -293,8 +293,8 @@ TEST_CASE("client settings: a mistake in the file does not keep status from work
 TEST_CASE("help names every option with its default") {
     const std::string help = describe_options();
     for (const char* option :
-         {"--base-url", "--socket", "--state-dir", "--idle-stop", "--max-active", "--server-timeout",
-          "--queue-timeout", "--plan", "--log-level", "--api-key-file"}) {
+         {"--base-url", "--socket", "--state-dir", "--idle-stop", "--max-active",
+          "--server-timeout", "--queue-timeout", "--plan", "--log-level", "--api-key-file"}) {
         CAPTURE(option);
         CHECK(contains(help, option));
     }

@@ -118,7 +118,7 @@ std::string new_id() {
 
 outcome run(command_spec spec) {
     if (spec.cwd.empty()) spec.cwd = "/";
-    const attached_command built = build_attached(spec, new_id());
+    const prepared_command built = build_attached(spec, new_id());
     CHECK(built.uploads.empty());
     return run(built.argv);
 }
@@ -178,7 +178,7 @@ TEST_CASE("attached: bytes that are no text arrive as they are") {
     const std::string bytes = all_bytes();
     CHECK_FALSE(is_utf8(bytes));
     command_spec spec = argv_of({"printf", "%s", bytes, "\\0101\\n%s\n\n"});
-    const attached_command built = build_attached(spec, "id");
+    const prepared_command built = build_attached(spec, "id");
     for (const std::string& each : built.argv)
         CHECK(is_utf8(each));
     CHECK(run(spec).out == bytes + "\\0101\\n%s\n\n");
@@ -233,7 +233,7 @@ TEST_CASE(
     "attached: input too long for an argument is put there first, in a file of the command's own") {
     command_spec spec = argv_of({"cat"});
     spec.stdin_data = std::string(65'537, 'x');
-    attached_command built = build_attached(spec, "some.id");
+    prepared_command built = build_attached(spec, "some.id");
     REQUIRE(built.uploads.size() == 1);
     CHECK(built.uploads[0].path == "/workspace/.deepinfra-sandboxd/stdin-some.id");
     CHECK((built.uploads[0].bytes == *spec.stdin_data));
@@ -257,7 +257,7 @@ TEST_CASE("attached: a script too long for an argument") {
             script_of("echo \"$#\"; shopt -q login_shell; echo $?; : " + std::string(200'000, 'x') +
                       "\nexit 5\n");
         spec.login = login;
-        attached_command built = build_attached(spec, "some.id");
+        prepared_command built = build_attached(spec, "some.id");
         REQUIRE(built.uploads.size() == 1);
         CHECK(built.uploads[0].path == "/workspace/.deepinfra-sandboxd/script-some.id");
         CHECK((built.uploads[0].bytes == *spec.script));

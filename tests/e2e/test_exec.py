@@ -372,7 +372,8 @@ def test_the_phases_of_a_command(peer: Peer, emulator: Emulator) -> None:
     peer.notification("sandbox.progress")
     assert (entry()["phase"], entry()["sandbox_id"], entry()["returncode"]) == ("queued", None, None)
     peer.run("true")
-    assert (entry()["phase"], entry()["sandbox_id"]) == ("running", only_id(emulator))
+    wait_until(lambda: entry()["phase"] == "running", "its runner has spoken too")
+    assert entry()["sandbox_id"] == only_id(emulator)
     assert peer.call("sandbox.get", {"key": DEFAULT_KEY})["sandbox"]["running"] == [exec_id]
     assert peer.call("exec.list", {"key": other})["execs"] == []
     peer.run("touch", "go")

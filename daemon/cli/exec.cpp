@@ -6,10 +6,10 @@
 // does not end it, and what became of it is then said to be unknown.
 #include "base/base64.hpp"
 #include "base/id.hpp"
+#include "base/utf8.hpp"
 #include "cli/exec_output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verb.hpp"
-#include "core/utf8.hpp"
 #include "sys/file.hpp"
 
 #include <poll.h>
@@ -34,7 +34,7 @@ constexpr std::size_t write_size = 4096;
 constexpr auto cancel_patience = 15s;
 
 json::value bytes_value(std::string_view bytes) {
-    if (core::is_utf8(bytes)) return json::string(bytes);
+    if (is_utf8(bytes)) return json::string(bytes);
     return json::object{{"b64", base64_encode(bytes)}};
 }
 

@@ -1,6 +1,6 @@
 #include "cli/text.hpp"
 
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <clocale>
 #include <cstdio>
@@ -62,7 +62,7 @@ std::string padding(std::size_t width, std::string_view text) {
 std::string printable(std::string_view text) {
     std::string result;
     while (!text.empty()) {
-        std::string_view valid = text.substr(0, core::valid_utf8_prefix(text));
+        std::string_view valid = text.substr(0, valid_utf8_prefix(text));
         text.remove_prefix(valid.size());
         while (!valid.empty()) {
             const character next = first_of(valid);

@@ -1,6 +1,6 @@
 #include "cloud/error_body.hpp"
 
-#include "cloud/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>

@@ -1,7 +1,8 @@
 #include "cloud/ndjson.hpp"
 
+#include "base/utf8.hpp"
 #include "cloud/error_body.hpp"
-#include "cloud/utf8.hpp"
+#include "cloud/surrogates.hpp"
 
 #include <boost/json/basic_parser_impl.hpp>
 

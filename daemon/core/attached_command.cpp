@@ -1,7 +1,7 @@
 #include "core/attached_command.hpp"
 
 #include "base/base64.hpp"
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <algorithm>
 #include <string_view>

@@ -1,6 +1,6 @@
 #include "core/output_queue.hpp"
 
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #include "core/sandbox_record.hpp"
 
 #include "base/fingerprint.hpp"
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <array>
 #include <utility>

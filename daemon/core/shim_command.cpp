@@ -3,7 +3,7 @@
 #include "base/base64.hpp"
 #include "base/error.hpp"
 #include "base/fingerprint.hpp"
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <utility>
 

@@ -1,7 +1,7 @@
 #include "rpc/encode.hpp"
 
 #include "base/base64.hpp"
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 #include "rpc/message.hpp"
 
 namespace sandboxd::rpc {
@@ -80,7 +80,7 @@ json::object encode_output(const exec::session& session, const core::output_chun
     json::object params{{"exec_id", session.id()},
                         {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
                         {"offset", chunk.offset}};
-    if (core::is_utf8(chunk.bytes)) {
+    if (is_utf8(chunk.bytes)) {
         params["data"] = chunk.bytes;
     } else {
         params["data_b64"] = base64_encode(chunk.bytes);

@@ -1,6 +1,7 @@
 // The exec stream's lines, in every way they can be torn or wrong.
+#include "base/utf8.hpp"
 #include "cloud/ndjson.hpp"
-#include "cloud/utf8.hpp"
+#include "cloud/surrogates.hpp"
 
 #include <doctest/doctest.h>
 

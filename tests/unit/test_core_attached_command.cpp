@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/id.hpp"
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 #include "temp_dir.hpp"
 
 #include <doctest/doctest.h>

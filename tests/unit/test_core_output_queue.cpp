@@ -2,7 +2,7 @@
 // dropped.
 #include "core/output_queue.hpp"
 
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <doctest/doctest.h>
 

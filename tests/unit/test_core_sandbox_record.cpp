@@ -1,7 +1,7 @@
 // Keys, states and tags: what tells sandboxes apart and proves whose they are.
 #include "core/sandbox_record.hpp"
 
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,8 +2,8 @@
 // same.
 #include "base/base64.hpp"
 #include "base/error.hpp"
+#include "base/utf8.hpp"
 #include "core/shim_command.hpp"
-#include "core/utf8.hpp"
 
 #include <doctest/doctest.h>
 

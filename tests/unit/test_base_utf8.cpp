@@ -1,5 +1,5 @@
 // Valid UTF-8 by RFC 3629, and where bytes may be cut.
-#include "core/utf8.hpp"
+#include "base/utf8.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-using namespace sandboxd::core;
+using namespace sandboxd;
 
 namespace {
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
-from support.emulator import Emulator, wait_until
+from support.emulator import wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
 from support.schema import output_bytes
 

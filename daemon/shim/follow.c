@@ -15,6 +15,7 @@
 #define HELLO_DELAY                                                                                \
     (2 * MS)                // the hello waits so long for company: most commands are one write then
 #define CONNECT_PATIENCE 40 // ms; between bind and listen a runner refuses connections
+#define DYING_PATIENCE 50   // ms; in which a connection to a dying runner breaks
 
 static const struct follow_options* how;
 static uint64_t pos, off[2];
@@ -293,11 +294,22 @@ static void handle(int sock, const struct wire* head, const uint8_t* payload, si
     }
 }
 
-static _Noreturn void connection_lost(bool own, bool said_hello) {
+// A runner that is being killed loses its descriptors one after another: for a moment its socket
+// still takes connections that nobody will serve. A living one keeps a connection on which nothing
+// was asked.
+static bool runner_lives(void) {
     int again;
-    const int error = wire_connect(how->id, &again);
-    if (!error && said_hello) more("superseded"); // the runner lives: it has only let go of us
-    if (!error) {
+    if (wire_connect(how->id, &again)) return false;
+    struct pollfd quiet = {.fd = again, .events = POLLIN};
+    const bool lives = poll(&quiet, 1, DYING_PATIENCE) == 0;
+    close(again);
+    return lives;
+}
+
+static _Noreturn void connection_lost(bool own, bool said_hello) {
+    const bool lives = runner_lives();
+    if (lives && said_hello) more("superseded"); // the runner lives: it has only let go of us
+    if (lives) {
         pos = how->from;
         hello_of("none");
         acknowledge_others();

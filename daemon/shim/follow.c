@@ -331,8 +331,8 @@ void follow(const struct follow_options* options, int sock, bool own) {
     bool said_hello = false;
     uint64_t spoke = begin;
     if (!own) {
-        const uint64_t v[] = {how->from};
-        check(sock, wire_request(sock, wire_attach, v, 1, how->id, how->digest, -1));
+        const uint64_t v[] = {how->from, how->unattended};
+        check(sock, wire_request(sock, wire_attach, v, 2, how->id, how->digest, -1));
     }
     for (;;) {
         const uint64_t now = now_ns();

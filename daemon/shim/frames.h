@@ -36,7 +36,7 @@
 //     --spool-grace-ms N   a full spool blocks the command; one that has been full for so long
 //                          without a new `follow` or `ack` gives up its oldest bytes instead;
 //                          default 3600000. Whoever holds back because its reader is slow repeats
-//                          its `ack` before that.
+//                          its `ack` before that; whoever only waits for the end says --unattended.
 //     --linger-s N         how long the output of an ended command waits for its `ack --done`;
 //                          the claim, with the outcome, stays after that; default 86400
 //     --mark PATH          the hello tells the content of this small file as it is before the
@@ -48,6 +48,8 @@
 //     --max-seconds N      leave with `more` then; 0 = never (default)
 //     --max-bytes N        leave with `more` after printing about so much; 0 = never (default)
 //     --keepalive-ms N     an `alive` frame after so long without a frame; 0 = none; default 15000
+//     --unattended         this call is no reader that a full spool should wait for: it may drop as
+//                          if nobody had called, and `gap` says so
 //     --digest HEX, --ack ID   as above
 // shim kill ID [--signal S --grace-ms N] [--confirm-ms N] [--digest HEX]
 //     SIGKILL to the whole tree; where S is given (a number or INT, TERM, HUP, QUIT), S first and
@@ -117,7 +119,8 @@
 //                                    the stream offsets after them
 //     full pos=POS start=POS end=POS half of the spool or more waits for an `ack`. POS was sent,
 //                                    start to end is kept. When it is all that there is room for,
-//                                    the command is blocked until an ack comes.
+//                                    the command is blocked until an ack comes. Said at most once
+//                                    for each MiB sent, and once after each ack when blocked.
 //     alive pos=POS                  keepalive
 //     note name=cwd errno=N cwd=TEXT --cwd could not be entered; the command runs in `cwd`
 //     acked id=TEXT state=S          an --ack: gone (nothing is left of it), running (kept)

@@ -135,6 +135,8 @@ static bool follow_option(struct follow_options* how, const char* option, struct
     else if (strcmp(option, "--digest") == 0) {
         how->digest = copy(value(w, option));
         if (!is_digest(how->digest)) misuse(option);
+    } else if (strcmp(option, "--unattended") == 0) {
+        how->unattended = true;
     } else if (strcmp(option, "--ack") == 0) {
         if (how->ack_count == sizeof acks / sizeof *acks) misuse(option);
         acks[how->ack_count++] = id_of(value(w, option));

@@ -99,7 +99,7 @@ static void attended(void) {
     r.dropping = false;
 }
 
-static void attach(struct connection* c, uint64_t from) {
+static void attach(struct connection* c, uint64_t from, bool unattended) {
     if (from > spool_end(r.spool)) {
         refuse(c, EINVAL, "bad_offset", "FROM");
         return;
@@ -111,7 +111,7 @@ static void attach(struct connection* c, uint64_t from) {
     }
     c->follower = c->waiting = true;
     c->printed = from;
-    attended();
+    if (!unattended) attended();
     const uint64_t v[] = {0, from, c->at.off[0], c->at.off[1]};
     answer(c, wire_state, v, 4, NULL, 0);
 }
@@ -232,7 +232,7 @@ void listen_to(struct connection* c) {
     }
     switch (head.type) {
     case wire_attach:
-        attach(c, head.v[0]);
+        attach(c, head.v[0], head.v[1] != 0);
         break;
     case wire_ack:
         acknowledge_here(c, head.v[0], head.v[1] != 0);

@@ -114,7 +114,7 @@ int claims_prepare(const char** at);
 
 enum wire_type {
     // requests; payload: id NUL digest NUL
-    wire_attach = 1, // v0 = from; also asks for what follows it
+    wire_attach = 1, // v0 = from, v1 = unattended; also asks for what follows it
     wire_next,       // v0 = position
     wire_ack,        // v0 = position, v1 = done
     wire_kill,       // v0 = signal, v1 = grace ms, v2 = confirm ms
@@ -277,7 +277,8 @@ struct follow_options {
     const char* id;
     const char* digest;
     uint64_t from, max_seconds, max_bytes, keepalive_ms;
-    bool starting;     // called by run
+    bool starting; // called by run
+    bool unattended;
     const char* marks; // text of the hello's mark fields
     const char** acks;
     unsigned ack_count;

@@ -273,6 +273,55 @@ def test_only_an_unattended_command_drops_and_counts(box: Box) -> None:
     assert gap["pos"] == "0" and made.out == data[n:] and n > 2_000_000 and made.exit.number("dropped") == n
 
 
+@pytest.mark.parametrize("how", ["run", "follow"])
+def test_one_who_only_waits_for_the_end_does_not_count_as_attendance(box: Box, how: str) -> None:
+    """Asked again and again within the grace, as a daemon does whose connections are cut: the command gets through all the same."""
+    data = put_data(box, 3_000_000, 6)
+    words = ("--spool-cap", "262144", "--spool-grace-ms", "1500", "--", "sh", "-c", "cat /workspace/data; echo finished >/workspace/proof")
+    with box.open("run", "x", "--unattended", *words) as stream:
+        read_text(stream, 10_000)
+    again = ("run", "x", "--unattended", *words) if how == "run" else ("follow", "x", "0", "--unattended")
+    begin = time.monotonic()
+    while box.ps()["x"]["state"] == "running":
+        assert time.monotonic() - begin < 30
+        with box.open(*again) as stream:
+            read_text(stream, 1000)
+        time.sleep(0.1)
+    assert box.plain("cat /workspace/proof") == "finished\n"
+    made = box.follow("x", 0)
+    (gap,) = made.named("gap")
+    n = int(gap["n"])
+    assert gap["pos"] == "0" and made.out == data[n:] and made.exit.number("dropped") == n > 2_000_000
+
+
+def test_one_who_stays_and_waits_for_the_end_sees_it(box: Box) -> None:
+    data = put_data(box, 3_000_000, 6)
+    made = box.call("run", "x", "--unattended", "--spool-cap", "262144", "--spool-grace-ms", "400", "--", "cat", "/workspace/data")
+    got, gaps, calls = len(made.out), 0, 1
+    while made.last.name == "more" and calls < 30:  # it was overtaken by the dropping
+        assert made.last["why"] == "superseded"
+        made = box.follow("x", made.pos, "--unattended")
+        got, gaps, calls = got + len(made.out), gaps + sum(int(gap["n"]) for gap in made.named("gap")), calls + 1
+    assert got + gaps == len(data) and made.exit.number("code") == 0 and made.exit.number("dropped") > 2_000_000
+
+
+def test_full_is_said_once_a_step(box: Box) -> None:
+    """Once for each MiB sent, and once when the command is blocked; after an ack again."""
+    put_data(box, 8_000_000, 6)
+    with box.open("run", "x", "--spool-cap", str(4 << 20), "--", "cat", "/workspace/data") as stream:
+        text = read_text(stream, 4 << 20)
+        wait_until(lambda: box.ps()["x"]["pos"] == str(4 << 20), "full")
+        for _ in range(3):
+            box.call("ack", "x", "0")
+        box.call("ack", "x", str(4 << 20))
+        box.call("kill", "x")
+        made = parse(text + read_text(stream))
+    full = [int(one["pos"]) for one in made.named("full")]
+    assert all(int(one["end"]) - int(one["start"]) > 1966080 for one in made.named("full")[:1]) and 1 <= full.count(4 << 20) <= 1 + 1 + 3
+    before = [pos for pos in full if pos < 4 << 20]
+    assert all(b - a >= 1 << 20 for a, b in zip(before, before[1:], strict=False)) and full == sorted(full)
+
+
 @pytest.mark.parametrize("fill", ["/tmp", "/tmp /var/tmp"])
 def test_a_full_disk_is_survived_in_memory(box: Box, fill: str) -> None:
     data = put_data(box, 9_000_000, 8)

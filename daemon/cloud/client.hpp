@@ -25,6 +25,8 @@
 
 namespace sandboxd::cloud {
 
+inline constexpr std::uint64_t largest_content = 100U << 20; // of one fs/content call (P)
+
 // The answer of one exec, being read. Reading is on demand only, so a caller that does not call
 // next() slows the command down as a full pipe would. Destroying it before the terminal line drops
 // the connection.
@@ -75,9 +77,20 @@ public:
     boost::asio::awaitable<result<void>> stop(std::string id);   // POST /v1/sandboxes/{id}/stop
     boost::asio::awaitable<result<void>> remove(std::string id); // DELETE /v1/sandboxes/{id}
     boost::asio::awaitable<result<std::vector<plan_info>>> catalog(); // GET /v1/sandboxes/catalog
-    // PUT /v1/sandboxes/{id}/fs/content?path=P; at most 100 MiB.
+    // PUT /v1/sandboxes/{id}/fs/content?path=P; at most largest_content.
     boost::asio::awaitable<result<void>> put_content(std::string id, std::string path,
                                                      std::string bytes);
+    // The same from a file: `size` bytes of `fd` from `offset`, never more than a piece of them in
+    // memory. The descriptor stays open until the call has ended. A file that cannot be read or has
+    // become shorter fails as bad_request; the platform may have kept the beginning then.
+    boost::asio::awaitable<result<void>> put_file(std::string id, std::string path, int fd,
+                                                  std::uint64_t offset, std::uint64_t size);
+    // GET /v1/sandboxes/{id}/fs/content?path=P into `fd`, from `offset` on; returns how many bytes
+    // there were. More than `limit` fails as too_large, a disk that takes no more as bad_request;
+    // what was written until then stays.
+    boost::asio::awaitable<result<std::uint64_t>> get_content(std::string id, std::string path,
+                                                              int fd, std::uint64_t offset,
+                                                              std::uint64_t limit);
     // POST /v1/sandboxes/{id}/exec. `timeout` is the server's own limit (0: its default of 60 s);
     // argv as it is, no shell.
     boost::asio::awaitable<result<std::unique_ptr<exec_stream>>>

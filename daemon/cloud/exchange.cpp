@@ -12,10 +12,14 @@
 
 #include <openssl/crypto.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <utility>
+#include <vector>
 
 namespace sandboxd::cloud {
 
@@ -65,11 +69,33 @@ struct sink_body {
     };
 };
 
+// Reading is of what the page cache has or reads ahead, in pieces short enough not to hold up the
+// daemon's one thread.
+asio::awaitable<sending> send_file(connection& to, file_stretch what) {
+    std::vector<char> piece(std::min<std::uint64_t>(what.size, one_segment));
+    while (what.size > 0) {
+        const auto wanted = std::min<std::uint64_t>(what.size, piece.size());
+        const ssize_t got = ::pread(what.fd, piece.data(), wanted, static_cast<off_t>(what.offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            const std::string why = got < 0 ? boost::system::generic_category().message(errno)
+                                            : "it became shorter while it was sent";
+            co_return sending{{}, why};
+        }
+        const std::array<asio::const_buffer, 1> buffers{
+            asio::buffer(piece.data(), static_cast<std::size_t>(got))};
+        const boost::system::error_code ec = co_await to.write(buffers);
+        if (ec) co_return sending{ec, {}};
+        what.offset += static_cast<std::uint64_t>(got);
+        what.size -= static_cast<std::uint64_t>(got);
+    }
+    co_return sending{};
+}
+
 } // namespace
 
-asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at,
-                                                std::string_view user_agent, const secret& key,
-                                                http_request what) {
+asio::awaitable<sending> send(connection& to, const endpoint& at, std::string_view user_agent,
+                              const secret& key, http_request what) {
     const bool together = what.body.size() <= one_segment;
     wiped_text head;
     std::string& text = head.text;
@@ -87,13 +113,15 @@ asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& 
     text.append("\r\nAccept: */*\r\nAccept-Encoding: identity");
     if (!what.content_type.empty()) text.append("\r\nContent-Type: ").append(what.content_type);
     if (what.method != "GET")
-        text.append("\r\nContent-Length: ").append(std::to_string(what.body.size()));
+        text.append("\r\nContent-Length: ").append(std::to_string(what.body_size()));
     text.append("\r\n\r\n");
     if (together) text.append(what.body);
     const std::array<asio::const_buffer, 2> pieces{
         asio::buffer(text),
         together ? asio::const_buffer() : asio::buffer(what.body.data(), what.body.size())};
-    co_return co_await to.write(pieces);
+    const boost::system::error_code ec = co_await to.write(pieces);
+    if (ec || !what.file) co_return sending{ec, {}};
+    co_return co_await send_file(to, *what.file);
 }
 
 struct answer_reader::state {

@@ -22,23 +22,43 @@
 
 namespace sandboxd::cloud {
 
+// A stretch of a file as the body of a request. Read while it is sent, a piece at a time; the
+// descriptor stays the caller's.
+struct file_stretch {
+    int fd = -1;
+    std::uint64_t offset = 0;
+    std::uint64_t size = 0;
+};
+
 struct http_request {
     // A constructor, since GCC 12 destroys an aggregate made inside a co_await expression twice.
     http_request(std::string_view verb, std::string where, std::string_view type = {},
                  std::string_view content = {})
         : method(verb), target(std::move(where)), content_type(type), body(content) {}
+    http_request(std::string_view verb, std::string where, std::string_view type,
+                 file_stretch content)
+        : method(verb), target(std::move(where)), content_type(type), file(content) {}
+
+    std::uint64_t body_size() const noexcept { return file ? file->size : body.size(); }
 
     std::string_view method;
-    std::string target;            // path and query, encoded
-    std::string_view content_type; // of the body; empty: no body
-    std::string_view body;         // outlives the sending
+    std::string target;               // path and query, encoded
+    std::string_view content_type;    // of the body; empty: no body
+    std::string_view body;            // outlives the sending
+    std::optional<file_stretch> file; // instead of `body`
+};
+
+// How sending went: whole if both are empty, else the request is half written.
+struct sending {
+    boost::system::error_code ec; // of the connection
+    std::string unread;           // why the request's own file could not be read to its end
 };
 
 // Sends all of it, header and body in one segment where they are small. The text with the key is
 // overwritten afterwards.
-boost::asio::awaitable<boost::system::error_code> send(connection& to, const endpoint& at,
-                                                       std::string_view user_agent,
-                                                       const secret& key, http_request what);
+boost::asio::awaitable<sending> send(connection& to, const endpoint& at,
+                                     std::string_view user_agent, const secret& key,
+                                     http_request what);
 
 class answer_reader {
 public:

@@ -1,5 +1,6 @@
 #include "base/utf8.hpp"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -47,12 +48,12 @@ step next_character(std::string_view text) noexcept {
 std::size_t valid_utf8_prefix(std::string_view bytes) noexcept {
     std::size_t done = 0;
     while (done < bytes.size()) {
-        // Most output is ASCII: eight bytes a step.
-        std::uint64_t word = 0;
-        if (bytes.size() - done >= sizeof word) {
-            std::memcpy(&word, bytes.data() + done, sizeof word);
-            if ((word & 0x8080808080808080ULL) == 0) {
-                done += sizeof word;
+        // Most output is ASCII: so many bytes a step.
+        std::array<std::uint64_t, 4> words{};
+        if (bytes.size() - done >= sizeof words) {
+            std::memcpy(words.data(), bytes.data() + done, sizeof words);
+            if (((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080ULL) == 0) {
+                done += sizeof words;
                 continue;
             }
         }

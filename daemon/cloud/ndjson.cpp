@@ -1,5 +1,6 @@
 #include "cloud/ndjson.hpp"
 
+#include "base/json_text.hpp"
 #include "base/utf8.hpp"
 #include "cloud/error_body.hpp"
 #include "cloud/surrogates.hpp"
@@ -54,6 +55,15 @@ public:
         while (events_->size() > first_new_)
             events_->pop_back();
         if (joined_from_ > 0) std::get<exec_output>(events_->back()).text.resize(joined_from_);
+    }
+
+    // Where output of that stream belongs: behind the last piece if that is of the same stream.
+    std::string& output(bool is_stderr) {
+        exec_output* last = events_->empty() ? nullptr : std::get_if<exec_output>(&events_->back());
+        if (last == nullptr || last->is_stderr != is_stderr) {
+            last = &std::get<exec_output>(events_->emplace_back(exec_output{is_stderr, {}}));
+        }
+        return last->text;
     }
 
     bool is_whole() const noexcept { return is_object_ && !wrong_type_; }
@@ -161,12 +171,7 @@ private:
             return;
         }
         if (part.empty()) return;
-        const bool is_stderr = field_ == field::err;
-        exec_output* last = events_->empty() ? nullptr : std::get_if<exec_output>(&events_->back());
-        if (last == nullptr || last->is_stderr != is_stderr) {
-            last = &std::get<exec_output>(events_->emplace_back(exec_output{is_stderr, {}}));
-        }
-        last->text.append(part.data(), part.size());
+        output(field_ == field::err).append(part.data(), part.size());
     }
 
     std::deque<exec_event>* events_ = nullptr;
@@ -207,9 +212,31 @@ struct ndjson_decoder::state {
     bool ended = false;  // it has been taken
     json::basic_parser<line_handler> parser;
 
+    // The line that comes by the million: one stream's text and nothing else. False: none of it was
+    // taken.
+    bool parse_plain_output(std::string_view line) {
+        for (const std::string_view name : {"stdout", "stderr"}) {
+            std::string_view rest = line;
+            const auto skip = [&rest](std::string_view text) {
+                const bool there = rest.starts_with(text);
+                rest.remove_prefix(there ? text.size() : 0);
+                return there;
+            };
+            if (!skip("{\"") || !skip(name) || !skip("\":")) continue;
+            skip(" ");
+            if (!skip("\"") || rest.starts_with('"')) return false;
+            const auto end = append_json_unescaped(parser.handler().output(name == "stderr"), rest);
+            if (end && rest.substr(*end + 1) == "}") return true;
+            parser.handler().undo();
+            return false;
+        }
+        return false;
+    }
+
     bool parse(std::string_view line) {
         line_handler& handler = parser.handler();
         handler.begin(events);
+        if (parse_plain_output(line)) return true;
         parser.reset();
         json::error_code ec;
         const std::size_t used = parser.write_some(false, line.data(), line.size(), ec);

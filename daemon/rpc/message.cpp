@@ -1,5 +1,7 @@
 #include "rpc/message.hpp"
 
+#include "base/json_text.hpp"
+
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
@@ -11,8 +13,36 @@ malformed invalid(std::string what, json::value id = nullptr) {
             false};
 }
 
+void append(std::string& to, const json::value& value);
+
+void append(std::string& to, const json::object& object) {
+    to += '{';
+    bool first = true;
+    for (const auto& [name, value] : object) {
+        to += first ? "" : ",";
+        first = false;
+        append_json_string(to, name);
+        to += ':';
+        append(to, value);
+    }
+    to += '}';
+}
+
+void append(std::string& to, const json::value& value) {
+    if (const json::string* text = value.if_string()) {
+        append_json_string(to, *text);
+    } else if (const json::object* object = value.if_object()) {
+        append(to, *object);
+    } else {
+        to += json::serialize(value);
+    }
+}
+
 std::string line_of(const json::object& message) {
-    return json::serialize(message) + "\n";
+    std::string line;
+    append(line, message);
+    line += '\n';
+    return line;
 }
 
 } // namespace
@@ -77,7 +107,12 @@ std::string format_error(const json::value& id, const rpc_error& error) {
 }
 
 std::string format_notification(std::string_view method, const json::object& params) {
-    return line_of({{"jsonrpc", "2.0"}, {"method", method}, {"params", params}});
+    std::string line = R"({"jsonrpc":"2.0","method":)";
+    append_json_string(line, method);
+    line += R"(,"params":)";
+    append(line, params); // not copied: it may hold output
+    line += "}\n";
+    return line;
 }
 
 json::object exec_error_object(const rpc_error& error) {

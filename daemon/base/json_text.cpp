@@ -1,0 +1,166 @@
+#include "base/json_text.hpp"
+
+#include "base/utf8.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+namespace sandboxd {
+namespace {
+
+constexpr std::uint64_t every = 0x0101010101010101ULL;
+constexpr std::uint64_t high = 0x8080808080808080ULL;
+
+// Not zero exactly if one of the eight bytes is `c`.
+constexpr std::uint64_t where(std::uint64_t word, unsigned char c) noexcept {
+    const std::uint64_t difference = word ^ (every * c);
+    return (difference - every) & ~difference & high;
+}
+
+bool is_special(char c) noexcept {
+    return c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20;
+}
+
+// The index of the first quote, backslash or control character from `at` on; the size if none.
+std::size_t next_special(std::string_view text, std::size_t at) noexcept {
+    std::uint64_t word = 0;
+    while (text.size() - at >= sizeof word) {
+        std::memcpy(&word, text.data() + at, sizeof word);
+        const std::uint64_t control = (word - every * 0x20) & ~word & high;
+        if ((where(word, '"') | where(word, '\\') | control) != 0) {
+            break; // it is among these eight
+        }
+        at += sizeof word;
+    }
+    while (at < text.size() && !is_special(text[at])) {
+        ++at;
+    }
+    return at;
+}
+
+// The one character of a short escape; NUL where there is none.
+char short_escape(char c) noexcept {
+    switch (c) {
+    case '\b':
+        return 'b';
+    case '\f':
+        return 'f';
+    case '\n':
+        return 'n';
+    case '\r':
+        return 'r';
+    case '\t':
+        return 't';
+    case '"':
+    case '\\':
+        return c;
+    default:
+        return '\0';
+    }
+}
+
+char short_unescape(char c) noexcept {
+    switch (c) {
+    case 'b':
+        return '\b';
+    case 'f':
+        return '\f';
+    case 'n':
+        return '\n';
+    case 'r':
+        return '\r';
+    case 't':
+        return '\t';
+    case '"':
+    case '\\':
+    case '/':
+        return c;
+    default:
+        return '\0';
+    }
+}
+
+int hexadecimal(char c) noexcept {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+// Of four digits, as UTF-8. False: not four digits, or half of a surrogate pair.
+bool append_unicode_escape(std::string& to, std::string_view digits) {
+    unsigned value = 0;
+    for (const char c : digits) {
+        const int digit = hexadecimal(c);
+        if (digit < 0) {
+            return false;
+        }
+        value = value * 16 + static_cast<unsigned>(digit);
+    }
+    if (digits.size() != 4 || (value >= 0xd800 && value <= 0xdfff)) {
+        return false;
+    }
+    if (value < 0x80) {
+        to += static_cast<char>(value);
+    } else if (value < 0x800) {
+        to += static_cast<char>(0xc0 | value >> 6);
+        to += static_cast<char>(0x80 | (value & 0x3f));
+    } else {
+        to += static_cast<char>(0xe0 | value >> 12);
+        to += static_cast<char>(0x80 | (value >> 6 & 0x3f));
+        to += static_cast<char>(0x80 | (value & 0x3f));
+    }
+    return true;
+}
+
+} // namespace
+
+void append_json_string(std::string& to, std::string_view utf8) {
+    static constexpr char digits[] = "0123456789abcdef";
+    to += '"';
+    for (std::size_t at = 0; at < utf8.size();) {
+        const std::size_t special = next_special(utf8, at);
+        to.append(utf8, at, special - at);
+        if (special < utf8.size()) {
+            const char c = utf8[special];
+            if (const char escape = short_escape(c)) {
+                to += '\\';
+                to += escape;
+            } else {
+                to += "\\u00";
+                to += digits[static_cast<unsigned char>(c) >> 4];
+                to += digits[static_cast<unsigned char>(c) & 15];
+            }
+        }
+        at = special + 1;
+    }
+    to += '"';
+}
+
+std::optional<std::size_t> append_json_unescaped(std::string& to, std::string_view text) {
+    for (std::size_t at = 0;;) {
+        const std::size_t special = next_special(text, at);
+        const std::string_view plain = text.substr(at, special - at);
+        if (special == text.size() || !is_utf8(plain)) {
+            return std::nullopt;
+        }
+        to += plain;
+        if (text[special] == '"') {
+            return special;
+        }
+        if (text[special] != '\\' || special + 1 == text.size()) {
+            return std::nullopt;
+        }
+        if (const char c = short_unescape(text[special + 1])) {
+            to += c;
+            at = special + 2;
+        } else if (text[special + 1] == 'u' &&
+                   append_unicode_escape(to, text.substr(special + 2, 4))) {
+            at = special + 6;
+        } else {
+            return std::nullopt;
+        }
+    }
+}
+
+} // namespace sandboxd

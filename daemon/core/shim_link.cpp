@@ -2,7 +2,9 @@
 
 #include "core/cloud_error.hpp"
 
+#include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -336,10 +338,17 @@ shim_link::step shim_link::on_error(milliseconds now, const shim_note& note) {
                        "one has not run";
         exit.error.emplace(error_name::exec_id_in_use, exit.message);
     } else {
-        exit.message = "the sandbox could not take the command: " + name + ", error " +
-                       std::string(note.text("errno")) + " at " + std::string(note.text("at")) +
-                       "; it has not run";
-        exit.error.emplace(error_name::cloud_error, exit.message);
+        const auto code = static_cast<int>(std::min<std::uint64_t>(
+            note.number("errno").value_or(0), std::numeric_limits<int>::max()));
+        exit.message = "the sandbox could not take the command: " + name + ", " +
+                       (code > 0 ? std::generic_category().message(code) : "no error number") +
+                       ", at " + std::string(note.text("at")) + "; it has not run";
+        const bool full = name == "claim_failed" && (code == ENOSPC || code == EDQUOT);
+        exit.error = full
+                         ? rpc_error(error_name::cloud_error, exit.message,
+                                     "/workspace of the sandbox is full: end or wait for a command "
+                                     "that runs there, then one can run that removes files")
+                         : rpc_error(error_name::cloud_error, exit.message);
     }
     return ended(std::move(exit));
 }

@@ -4,13 +4,18 @@
 // disk is met before anything runs and never later. It is text of a fixed size: a header and
 // key=value fields. The directory is 1777: processes of several users may make claims. The files
 // are 0644: their content steers only the user's own commands.
+//
+// A few files are kept in reserve that a claim can be made of by a rename alone, so that on a full
+// disk the command can still run that makes room.
 #include "shim.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define CLAIM_SIZE 768
+#define RESERVE 4 // claims: the command that makes room, and those it is acknowledged by
 #define CLAIM_HEADER "deepinfra-shim-claim/1"
 
 const char* const phase_names[] = {"none",     "claimed", "started",  "exited",
@@ -76,6 +81,18 @@ static const char* claim_path(const char* id) {
     return path;
 }
 
+static const char* reserve_path(int number) {
+    static char path[] = SHIM_CLAIMS "/.reserve-0"; // no id begins with a dot
+    path[sizeof path - 2] = (char)('0' + number);
+    return path;
+}
+
+// 0 or errno; EEXIST where there is a file of that name.
+static int move(const char* from, const char* to) {
+    const unsigned no_replace = 1; // RENAME_NOREPLACE
+    return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, no_replace) == 0 ? 0 : errno;
+}
+
 static int make_directory(const char* path, mode_t mode, const char** at) {
     *at = path;
     if (mkdir(path, 0755) != 0) return errno;
@@ -92,22 +109,55 @@ int claims_prepare(const char** at) {
     return error == EEXIST ? 0 : error;
 }
 
-int claim_create(const char* id, const struct claim* what, int* fd, const char** at) {
-    const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    *at = "claim";
-    *fd = open(claim_path(id), flags, 0644);
-    if (*fd < 0 && errno == ENOENT) {
-        const int error = claims_prepare(at);
-        if (error) return error;
-        *at = "claim";
-        *fd = open(claim_path(id), flags, 0644);
+void claims_reserve(void) {
+    const char content[CLAIM_SIZE] = {0};
+    for (int i = 0; i < RESERVE; ++i) {
+        const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+        const int fd = open(reserve_path(i), flags, 0644);
+        if (fd < 0) continue;
+        if (write(fd, content, sizeof content) != sizeof content) unlink(reserve_path(i));
+        close(fd);
     }
-    if (*fd < 0) return errno;
-    const int error = claim_write(*fd, what);
-    if (error) {
+}
+
+static int claim_from_reserve(const char* id, const struct claim* what, int* fd) {
+    for (int i = 0; i < RESERVE; ++i) {
+        const int moved = move(reserve_path(i), claim_path(id));
+        if (moved == EEXIST) return EEXIST;
+        if (moved || claim_open(id, O_RDWR, fd) != 0) continue;
+        const int error = claim_write(*fd, what);
+        if (!error) return 0;
         claim_remove(id);
         close(*fd);
         *fd = -1;
+    }
+    return ENOSPC;
+}
+
+static int claim_make(const char* id, const struct claim* what, int* fd) {
+    *fd = open(claim_path(id), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (*fd < 0) return errno;
+    const int error = claim_write(*fd, what);
+    if (error) {
+        unlink(claim_path(id));
+        close(*fd);
+        *fd = -1;
+    }
+    return error;
+}
+
+int claim_create(const char* id, const struct claim* what, int* fd, const char** at) {
+    *at = "claim";
+    int error = claim_make(id, what, fd);
+    if (error == ENOENT) {
+        error = claims_prepare(at);
+        if (error) return error;
+        *at = "claim";
+        error = claim_make(id, what, fd);
+    }
+    if (error == ENOSPC || error == EDQUOT) {
+        const int reserved = claim_from_reserve(id, what, fd);
+        if (reserved != ENOSPC) return reserved;
     }
     return error;
 }
@@ -229,5 +279,10 @@ int claim_read(const char* id, struct claim* what) {
 }
 
 int claim_remove(const char* id) {
+    for (int i = 0; i < RESERVE; ++i) {
+        const int error = move(claim_path(id), reserve_path(i));
+        if (error == 0 || error == ENOENT) return error;
+        if (error != EEXIST) break;
+    }
     return unlink(claim_path(id)) == 0 ? 0 : errno;
 }

@@ -11,9 +11,10 @@
 //     ["/bin/sh", "-c", "chmod 755 \"$1\" && mv -f \"$1\" \"$2\" && exec \"$2\" probe", "sh",
 //      HOME/shim-HASH.RANDOM, HOME/shim-HASH]
 //
-//   `probe` also makes the claims directory (mode 1777, so that several uids can share a sandbox).
-//   `run` makes it again where a command has removed it. Another version's runners that are still
-//   alive can be followed and killed, as long as WIRE_VERSION (shim.h) is the same.
+//   `probe` also makes the claims directory (mode 1777, so that several uids can share a sandbox),
+//   with a few claims in reserve, so that commands that make room can run on a full disk. `run`
+//   makes the directory again where a command has removed it. Another version's runners that are
+//   still alive can be followed and killed, as long as WIRE_VERSION (shim.h) is the same.
 //
 // == Command line ==
 //

@@ -112,6 +112,7 @@ static int try_claims(void) {
     if (!error) error = claim_read(id, &back);
     close(fd);
     const int remove_error = claim_remove(id);
+    claims_reserve();
     return error ? error : remove_error;
 }
 

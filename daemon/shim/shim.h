@@ -107,8 +107,9 @@ int claim_create(const char* id, const struct claim* what, int* fd, const char**
 int claim_open(const char* id, int flags, int* fd);
 int claim_write(int fd, const struct claim* what);  // in place
 int claim_read(const char* id, struct claim* what); // ENOENT: none; EBADMSG: not a claim
-int claim_remove(const char* id);
+int claim_remove(const char* id);                   // or puts it into the reserve
 int claims_prepare(const char** at);
+void claims_reserve(void); // as far as there is room
 
 // -- wire.c: what shim processes say to each other over the id's socket (SOCK_SEQPACKET)
 

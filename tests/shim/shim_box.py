@@ -9,6 +9,7 @@ import base64
 import itertools
 import os
 import pathlib
+import random
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -96,3 +97,49 @@ def read_text(stream: Stream, stop_after: int | None = None, until: str | None =
 
 def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def put_data(box: Box, size: int, seed: int) -> bytes:
+    """Random bytes with stretches of text, in /workspace/data."""
+    chance = random.Random(seed)
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < size:
+        n = chance.randint(1, 60000)
+        parts.append(chance.randbytes(n) if chance.random() < 0.5 else (b"plain text, line %d\n" % n) * (n // 20))
+    data = b"".join(parts)[:size]
+    assert box.emulator.put(box.id, "/workspace/data", data).status == 200
+    return data
+
+
+class Collector:
+    """Follows one command through cuts, as the daemon would."""
+
+    def __init__(self, box: Box, id: str) -> None:
+        self.box, self.id = box, id
+        self.parts: list[bytes] = []
+        self.pos = 0
+        self.calls = 0
+        self.last: Transcript | None = None
+
+    def take(self, text: str, cut: bool) -> Transcript | None:
+        """What was received of one call; None where not even the first frame came."""
+        self.calls += 1
+        if "\n" not in text:
+            return None
+        made = parse(text, cut=cut)
+        if made.start != self.pos:
+            assert not made.merged
+        self.parts.append(made.merged)
+        self.pos += len(made.merged)
+        self.last = made
+        return made
+
+    def finish(self) -> Transcript:
+        while True:
+            made = self.take("".join(line.get("stdout", "") for line in self.box.open("follow", self.id, str(self.pos))), cut=False)
+            if made.last.name != "more":
+                return made
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.parts)

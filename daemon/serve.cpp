@@ -1,6 +1,7 @@
 #include "serve.hpp"
 
 #include "base/cancellation.hpp"
+#include "exec/inside_probe.hpp"
 #include "exec/registry.hpp"
 #include "rpc/server.hpp"
 #include "rpc/services.hpp"
@@ -98,12 +99,17 @@ int serve(const sys::settings& settings) {
         {.instance = self.id,
          .plan = settings.plan,
          .idle_stop = settings.idle_stop,
+         .background_max = settings.background_max,
          .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
-         .max_active = settings.max_active});
+         .slots = {.max_active = settings.max_active,
+                   .evict_min_idle = settings.evict_min_idle,
+                   .timeout = settings.queue_timeout}});
     manager.adopt(std::move(loaded.records));
     core::exec_limits limits;
     limits.refused = settings.queue_timeout;
     exec::registry execs(executor, manager, account, limits);
+    exec::inside_probe inside(executor, account, execs.shims());
+    manager.look_inside_with(inside);
     rpc::services parts{.account = account,
                         .manager = manager,
                         .execs = execs,

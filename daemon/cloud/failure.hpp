@@ -35,12 +35,16 @@ struct failure {
     std::string
         message; // the API's own message if there was one, for people; never a header or a key
     // From `Retry-After` (seconds or HTTP date), at most one hour.
-    std::optional<std::chrono::seconds> retry_after;
+    std::optional<std::chrono::milliseconds> retry_after;
+    // Not the platform's answer to this request but to an earlier one: while the platform wants
+    // patience, nothing is sent.
+    bool withheld = false;
 
     // Whether the request may have taken effect: true for interrupted, bad_answer and every 5xx.
     bool effect_unknown() const noexcept {
-        return kind == failure_kind::interrupted || kind == failure_kind::bad_answer ||
-               kind == failure_kind::no_capacity || kind == failure_kind::server_error;
+        return !withheld &&
+               (kind == failure_kind::interrupted || kind == failure_kind::bad_answer ||
+                kind == failure_kind::no_capacity || kind == failure_kind::server_error);
     }
 };
 

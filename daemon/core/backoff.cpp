@@ -11,4 +11,9 @@ milliseconds backoff::next() noexcept {
     return delay;
 }
 
+milliseconds jittered(milliseconds delay, double jitter) noexcept {
+    return milliseconds(
+        static_cast<milliseconds::rep>(static_cast<double>(delay.count()) * (0.75 + jitter / 2)));
+}
+
 } // namespace sandboxd::core

@@ -25,4 +25,7 @@ private:
     milliseconds next_;
 };
 
+// `delay` times 0.75 to 1.25 as `jitter` goes from 0 to 1.
+milliseconds jittered(milliseconds delay, double jitter) noexcept;
+
 } // namespace sandboxd::core

@@ -17,7 +17,9 @@ bring_up_fsm::bring_up_fsm(sandbox_record& record, std::string seed, std::string
     : record_(record), seed_(std::move(seed)), instance_(std::move(instance)), limits_(limits) {}
 
 bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
+    state_lost_ = record_.state_lost;
     if (record_.create_pending) {
+        note_doubt();
         return look_up(listing::by_tag);
     }
     if (record_.sandbox_id.empty()) {
@@ -36,18 +38,57 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
                      "the platform could not boot a sandbox, " + std::to_string(creates_) +
                          " times in a row; what it had made was deleted again"});
     }
-    ++creates_;
-    record_.creation_id = seed_ + "-" + std::to_string(creates_);
-    record_.attempt = 1;
-    record_.create_pending = true;
+    record_.create_pending = false;
     record_.sandbox_id.clear();
-    record_.state = life_state::creating;
+    record_.state = life_state::absent;
     record_.created_at = 0;
     fresh_ = true;
     boot_since_.reset();
     poll_.reset();
     doing_ = "creating the sandbox";
+    return ask_for_place(machine::a_new_one);
+}
+
+bring_up_fsm::step bring_up_fsm::ask_for_place(machine what) {
+    wanted_machine_ = what;
+    return has_place_ ? on_place({}) : act(action::queue);
+}
+
+bring_up_fsm::step bring_up_fsm::on_place(milliseconds) {
+    has_place_ = true;
+    taken_ = false;
+    if (wanted_machine_ == machine::started) {
+        return act(action::start);
+    }
+    return write_intent();
+}
+
+bring_up_fsm::step bring_up_fsm::on_no_place(milliseconds, rpc_error why) {
+    return fail(std::move(why)); // the record says what there is: nothing was asked for
+}
+
+bring_up_fsm::step bring_up_fsm::write_intent() {
+    // A request that certainly made nothing is sent again under its own name.
+    if (!refused_ || creates_ == 0) {
+        ++creates_;
+        if (wanted_machine_ == machine::another_attempt) {
+            ++record_.attempt;
+        } else {
+            record_.creation_id = seed_ + "-" + std::to_string(creates_);
+            record_.attempt = 1;
+        }
+    }
+    refused_.reset();
+    record_.create_pending = true;
+    record_.state = life_state::creating;
     return save_then(action::create, true);
+}
+
+// Nothing was made or started, for sure: back into the queue, whose place in it is kept.
+bring_up_fsm::step bring_up_fsm::place_lost(const cloud::failure& failure, machine what) {
+    refused_ = failure;
+    has_place_ = false;
+    return ask_for_place(what);
 }
 
 bring_up_fsm::step bring_up_fsm::on_saved(milliseconds) {
@@ -71,9 +112,11 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
                                            const cloud::result<std::string>& created) {
     if (created.has_value()) {
         all_well();
+        taken_ = true;
         record_.sandbox_id = *created;
         record_.create_pending = false;
         created_ = true;
+        settle_doubt();
         doing_ = "waiting for the new sandbox to boot";
         boot_since_ = now;
         return save_then(action::get, false);
@@ -81,15 +124,19 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
     const cloud::failure& failure = created.error();
     if (failure.effect_unknown()) {
         doubt_ = failure;
+        note_doubt();
         return look_up(listing::by_tag);
     }
-    if (failure.kind == kind::unreachable || failure.kind == kind::rate_limited) {
+    if (failure.kind == kind::unreachable || failure.withheld) {
         return trouble(
             now, failure,
             action::create); // certainly nothing was made: the same attempt may be sent again
     }
     record_.create_pending = false;
     record_.state = life_state::absent;
+    if (failure.kind == kind::cap_reached || failure.kind == kind::rate_limited) {
+        return place_lost(failure, wanted_machine_);
+    }
     rpc_error error = machine_error_from(failure, doing_);
     if (failure.kind == kind::bad_request && !record_.plan.empty()) {
         error = {error_name::unknown_plan,
@@ -151,6 +198,8 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
         record_.create_pending = false;
         created_ = true;
         fresh_ = true;
+        taken_ = true;
+        settle_doubt();
         doing_ = "waiting for the new sandbox to boot";
         boot_since_ = now;
         return save_then(action::get, false);
@@ -170,13 +219,9 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
                      "creating the sandbox was answered with an error " + std::to_string(creates_) +
                          " times and no sandbox has turned up; the intent stays open"});
     }
-    ++creates_;
-    ++record_.attempt;
-    record_.create_pending = true;
-    record_.state = life_state::creating;
     fresh_ = true;
     doing_ = "creating the sandbox";
-    return save_then(action::create, true);
+    return ask_for_place(machine::another_attempt);
 }
 
 // Any attempt of this creation id counts: an earlier one may have turned up late.
@@ -228,7 +273,7 @@ bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_inf
                                         " s after it was first told to start");
         }
         doing_ = "starting the sandbox";
-        return act(action::start);
+        return ask_for_place(machine::started);
     default:
         return booting(now, state);
     }
@@ -266,7 +311,7 @@ bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how)
         ++restarts_;
         poll_.reset();
         doing_ = "starting the sandbox once more";
-        return act(action::start);
+        return ask_for_place(machine::started);
     }
     record_.state = life_state::failed;
     rpc_error error(error_name::boot_failed, "the sandbox did not start: " + std::string(how),
@@ -280,6 +325,8 @@ bring_up_fsm::step bring_up_fsm::boot_failed(milliseconds, std::string_view how)
 bring_up_fsm::step bring_up_fsm::on_start(milliseconds now, const cloud::result<void>& started) {
     if (started.has_value()) {
         all_well();
+        taken_ = true;
+        refused_.reset();
         contradicted_since_.reset();
         if (!std::exchange(resumed_, true)) {
             poll_.reset(); // not for each of a row of starts without effect
@@ -303,6 +350,11 @@ bring_up_fsm::step bring_up_fsm::on_start(milliseconds now, const cloud::result<
             return boot_failed(now, "starting it was refused all the time: " + failure.message);
         }
         return wait_then(action::get, poll_.next());
+    }
+    if (!failure.withheld &&
+        (failure.kind == kind::cap_reached || failure.kind == kind::rate_limited)) {
+        start_since_.reset(); // it is not the platform's fault that it still stands
+        return place_lost(failure, machine::started);
     }
     if (failure.effect_unknown() && failure.kind != kind::no_capacity) {
         return trouble(now, failure, action::get); // its state tells whether the start took effect
@@ -336,6 +388,7 @@ bring_up_fsm::step bring_up_fsm::running() {
 bring_up_fsm::step bring_up_fsm::gone() {
     // One that was made just now held nothing.
     state_lost_ = state_lost_ || !fresh_;
+    record_.state_lost = record_.state_lost || state_lost_;
     return new_creation();
 }
 
@@ -366,7 +419,11 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
     if (!trouble_since_) {
         trouble_since_ = now;
     }
-    if (!is_transient(failure) || now - *trouble_since_ >= limits_.trouble) {
+    const milliseconds delay =
+        std::max(retry_.next(), failure.retry_after.value_or(milliseconds(0)));
+    // Nobody sits out a Retry-After of an hour.
+    if (!is_transient(failure) || now - *trouble_since_ >= limits_.trouble ||
+        delay > limits_.boot) {
         if (again == action::create) {
             record_.create_pending = false; // only what certainly made nothing leads here
             record_.state = life_state::absent;
@@ -375,11 +432,27 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
         return fail(for_a_machine ? machine_error_from(failure, doing_)
                                   : plain_error_from(failure, doing_));
     }
-    milliseconds delay = retry_.next();
-    if (failure.retry_after) {
-        delay = std::max<milliseconds>(delay, *failure.retry_after);
-    }
     return wait_then(again, delay);
+}
+
+// What may still turn up of this creation is remembered beyond its use.
+void bring_up_fsm::note_doubt() {
+    const auto known =
+        std::find_if(record_.doubts.begin(), record_.doubts.end(), [&](const open_doubt& each) {
+            return each.creation_id == record_.creation_id;
+        });
+    if (known == record_.doubts.end()) {
+        record_.doubts.push_back({record_.creation_id, 0});
+    }
+}
+
+// The one request that was ever sent for this creation has made the sandbox that was found.
+void bring_up_fsm::settle_doubt() {
+    if (record_.attempt == 1) {
+        std::erase_if(record_.doubts, [&](const open_doubt& each) {
+            return each.creation_id == record_.creation_id;
+        });
+    }
 }
 
 void bring_up_fsm::all_well() noexcept {

@@ -6,6 +6,10 @@
 // whenever told `save` and goes on only when that is done. Nothing here sends, sleeps or reads a
 // clock: `now` is any clock that only goes forward.
 //
+// Before it asks for a machine (a create, a start) it asks for a place among the active sandboxes:
+// told `queue`, the caller waits for one and says on_place() or on_no_place(). A 429 to that
+// request takes the place away again (`place_refused`).
+//
 // Invariants: no create is sent before its intent is on disk; a create whose outcome is not known
 // is looked up by its tag and never simply repeated; a sandbox that may hold somebody's files is
 // never deleted here; only a 404 that a successful listing confirms makes a sandbox gone.
@@ -34,7 +38,7 @@ struct bring_up_limits {
 
 class bring_up_fsm {
 public:
-    enum class action { save, get, list, create, start, remove, wait, done, fail };
+    enum class action { queue, save, get, list, create, start, remove, wait, done, fail };
     struct step {
         action what = action::done;
         milliseconds delay{0};          // wait
@@ -47,6 +51,8 @@ public:
                  bring_up_limits limits = {});
 
     step begin(milliseconds now);
+    step on_place(milliseconds now);
+    step on_no_place(milliseconds now, rpc_error why);
     step on_saved(milliseconds now);
     step on_save_failed(milliseconds now, std::string_view why);
     step on_get(milliseconds now, const cloud::result<cloud::sandbox_info>& got);
@@ -63,12 +69,22 @@ public:
         return state_lost_;
     } // the one known before is gone with its files
 
+    // Told `queue`: the platform's answer that took the place away; nothing: there was none yet.
+    const std::optional<cloud::failure>& place_refused() const noexcept { return refused_; }
+    // Whether the request just answered was granted, so that the place is a sandbox's now.
+    bool place_taken() const noexcept { return taken_; }
+
     // What is being waited for, for people: "starting the sandbox".
     std::string_view doing() const noexcept { return doing_; }
 
 private:
     enum class listing { by_tag, verify_gone };
 
+    enum class machine { a_new_one, another_attempt, started };
+
+    step ask_for_place(machine what);
+    step write_intent();
+    step place_lost(const cloud::failure& failure, machine what);
     step save_then(action next, bool critical);
     step wait_then(action next, milliseconds delay);
     step act(action what) const { return {what, milliseconds{0}, std::nullopt}; }
@@ -83,6 +99,8 @@ private:
     step contradicted(milliseconds now);
     step look_up(listing purpose);
     step on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all);
+    void note_doubt();
+    void settle_doubt();
     bool is_ours(const cloud::sandbox_info& info) const;
     void all_well() noexcept;
 
@@ -91,6 +109,10 @@ private:
     std::string instance_;
     bring_up_limits limits_;
 
+    machine wanted_machine_ = machine::a_new_one;
+    bool has_place_ = false;
+    bool taken_ = false;
+    std::optional<cloud::failure> refused_;
     action after_save_ = action::done;
     bool save_is_critical_ = false;
     action after_wait_ = action::get;

@@ -4,22 +4,43 @@
 
 namespace sandboxd::core {
 
-reap_plan plan_reaping(const std::vector<reap_candidate>& candidates,
-                       std::chrono::milliseconds idle_stop) {
+reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, const reap_limits& limits) {
     reap_plan plan;
-    if (idle_stop == std::chrono::milliseconds::zero()) {
+    if (limits.idle_stop == std::chrono::milliseconds::zero()) {
         return plan;
     }
+    const auto look_in = [&plan](std::chrono::milliseconds rest) {
+        plan.look_again_in = plan.look_again_in ? std::min(*plan.look_again_in, rest) : rest;
+    };
     for (const reap_candidate& each : candidates) {
         if (each.state != life_state::running || each.in_use) {
             continue;
         }
-        if (each.idle_for >= idle_stop) {
-            plan.stop.push_back(each.key);
+        if (each.idle_for < limits.idle_stop) {
+            look_in(limits.idle_stop - each.idle_for);
             continue;
         }
-        const auto rest = idle_stop - each.idle_for;
-        plan.look_again_in = plan.look_again_in ? std::min(*plan.look_again_in, rest) : rest;
+        switch (each.work) {
+        case background::not_asked:
+            plan.ask.push_back(each.key);
+            break;
+        case background::none:
+        case background::unknown:
+            plan.stop.push_back(each.key);
+            break;
+        case background::running:
+        case background::failed:
+            // What got no answer may be at work: it has the same time, and no more.
+            if (each.idle_for >= std::max(limits.idle_stop, limits.background_max)) {
+                plan.stop.push_back(each.key);
+            } else if (each.told_ago >= limits.ask_again) {
+                plan.ask.push_back(each.key);
+            } else {
+                look_in(std::min(limits.background_max - each.idle_for,
+                                 limits.ask_again - each.told_ago));
+            }
+            break;
+        }
     }
     return plan;
 }

@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sandboxd::core {
 
@@ -35,6 +36,13 @@ life_state life_state_of(cloud::sandbox_state state) noexcept; // deleted: absen
 // Whether the cloud charges for it and counts it against the cap (D).
 bool is_active(life_state state) noexcept;
 
+// A creation of which a request may still take effect although nobody waits for it any more: what
+// turns up with its id, beyond the sandbox in use, is deleted.
+struct open_doubt {
+    std::string creation_id;
+    std::int64_t since = 0; // unix seconds; 0: just now, the keeper of the record fills it in
+};
+
 struct sandbox_record {
     sandbox_key key;
     bool persistent = true;
@@ -54,6 +62,8 @@ struct sandbox_record {
     // and everything outside /workspace.
     std::uint64_t generation = 0;
     std::int64_t created_at = 0; // unix seconds, as the cloud says; 0: not known
+    bool state_lost = false;     // the sandbox known before is gone, and nobody has been told yet
+    std::vector<open_doubt> doubts; // oldest first
 };
 
 // The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the

@@ -134,12 +134,11 @@ shut_down_fsm::step shut_down_fsm::trouble(milliseconds now, const cloud::failur
     if (!is_transient(failure) && failure.kind != kind::conflict) {
         return fail(plain_error_from(failure, doing()));
     }
-    if (now - *trouble_since_ >= limits_.trouble) {
+    const milliseconds delay =
+        std::max(retry_.next(), failure.retry_after.value_or(milliseconds(0)));
+    // Nobody sits out a Retry-After of an hour.
+    if (now - *trouble_since_ >= limits_.trouble || delay > limits_.settle) {
         return fail(plain_error_from(failure, doing()));
-    }
-    milliseconds delay = retry_.next();
-    if (failure.retry_after) {
-        delay = std::max<milliseconds>(delay, *failure.retry_after);
     }
     return wait_then(again, delay);
 }

@@ -20,6 +20,9 @@ attached_line::attached_line(sandbox::account& account, std::string sandbox_id, 
       command_(std::move(command)), server_limit_(server_limit) {}
 
 asio::awaitable<line_opened> attached_line::open() {
+    if (std::optional<cloud::failure> held = account_.held_back()) {
+        co_return line_opened(*held);
+    }
     for (const core::upload& each : command_.uploads) {
         const auto put = account_.observe(
             co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));

@@ -24,6 +24,7 @@ public:
     std::shared_ptr<session> find(const std::string& exec_id); // throws exec_not_found
     std::vector<std::shared_ptr<session>> list(const std::optional<core::sandbox_key>& key);
     std::size_t running() const;
+    shim_keeper& shims() noexcept { return shims_; }
     const shim_keeper& shims() const noexcept { return shims_; }
     std::uint64_t started() const noexcept { return started_; }
 

@@ -131,6 +131,9 @@ asio::awaitable<link::step> shim_line::perform(link::step step) {
 asio::awaitable<link::step> shim_line::post(bool run) {
     stream_.reset();
     parser_ = core::shim_parser();
+    if (std::optional<cloud::failure> held = account_.held_back()) {
+        co_return link_.on_post_failed(now(), *held);
+    }
     if (run) {
         for (const core::upload& each : plan_.run.uploads) {
             const auto put = account_.observe(

@@ -32,6 +32,12 @@ json::array health_items(const services& parts) {
             "The platform at " + parts.account.base_url() + " could not be reached: " + *why + ".",
             info(error_name::cloud_unreachable).hint);
     }
+    if (const std::size_t queued = parts.manager.queued(); queued != 0) {
+        add(warnings, "cap_reached", "warning",
+            std::to_string(queued) + (queued == 1 ? " sandbox waits" : " sandboxes wait") +
+                " for one of " + std::to_string(parts.max_active) + " active ones to stop.",
+            info(error_name::cap_reached).hint);
+    }
     for (const std::string& text : parts.complaints) {
         add(warnings, "state_damaged", "warning", text,
             "Compare with your DeepInfra dashboard; delete the kept file once nothing in it is "

@@ -101,7 +101,8 @@ asio::awaitable<json::value> account_set(call from, account_set_params params) {
 asio::awaitable<json::value> plan_list(call from, no_params) {
     sandbox::account& account = from.parts.account;
     account.require_configured();
-    const auto catalog = account.observe(co_await account.cloud().catalog());
+    const auto ask = [](cloud::client& on) { return on.catalog(); };
+    const auto catalog = co_await account.ask(ask);
     if (!catalog.has_value()) {
         throw core::plain_error_from(catalog.error(), "asking for the plans");
     }

@@ -31,9 +31,17 @@ sandbox::progress_callback progress_to(const call& from, core::sandbox_key key) 
         };
 }
 
+std::function<bool()> listening(const call& from) {
+    return [client = std::weak_ptr(from.from)] {
+        const std::shared_ptr<connection> there = client.lock();
+        return there && !there->closed();
+    };
+}
+
 } // namespace
 
 asio::awaitable<json::value> sandbox_ensure(call from, ensure_params params) {
+    params.want.still_there = listening(from);
     sandbox::manager& manager = from.parts.manager;
     const sandbox::ensured how = co_await manager.ensure(
         params.key, params.want, progress_to(from, params.key), from.from->peer());
@@ -71,7 +79,8 @@ asio::awaitable<json::value> sandbox_start(call from, selector_params params) {
     // A key may be new; an id must be known.
     const core::sandbox_key key =
         params.which.key ? *params.which.key : manager.key_of(params.which);
-    const sandbox::wanted want;
+    sandbox::wanted want;
+    want.still_there = listening(from);
     co_await manager.ensure(key, want, progress_to(from, key), std::nullopt);
     co_return json::object{{"sandbox", encode(manager.get({key, {}}))}};
 }

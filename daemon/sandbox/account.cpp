@@ -21,6 +21,11 @@ std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor
     return std::make_unique<cloud::client>(executor, std::move(options));
 }
 
+std::chrono::milliseconds now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now().time_since_epoch());
+}
+
 } // namespace
 
 account::account(asio::any_io_executor executor, std::string base_url, secret key,
@@ -66,7 +71,8 @@ asio::awaitable<void> account::set_key(secret key) {
     key_ = std::move(key);
     fingerprint_ = key_fingerprint(key_);
     client_->set_key(key_);
-    note_success();
+    pacing_.on_new_key();
+    note_success(purpose::anything);
     spdlog::info("a client handed over the API key (fingerprint {})", fingerprint_);
 }
 
@@ -78,13 +84,26 @@ void account::refuse_another(const secret& key) const {
     }
 }
 
-void account::note_success() {
+std::optional<cloud::failure> account::held_back(purpose what) const {
+    return pacing_.held_back(now(), what);
+}
+
+double account::jitter() {
+    return std::uniform_real_distribution<double>(0, 1)(random_);
+}
+
+void account::note_success(purpose what) {
+    pacing_.on_success(what);
     key_refused_ = false;
     unreachable_.reset();
 }
 
 void account::note(const cloud::failure& failure) {
     using kind = cloud::failure_kind;
+    if (failure.withheld) {
+        return;
+    }
+    pacing_.on_failure(now(), failure, jitter());
     if (failure.kind == kind::unreachable || failure.kind == kind::interrupted) {
         unreachable_ = failure.message;
         return;

@@ -8,12 +8,15 @@
 #include "base/error.hpp"
 #include "base/secret.hpp"
 #include "cloud/client.hpp"
+#include "core/pacing.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <random>
 #include <string>
 
 namespace sandboxd::sandbox {
@@ -39,11 +42,30 @@ public:
     // internal_error when it cannot be kept.
     boost::asio::awaitable<void> set_key(secret key);
 
-    // To be told how every request ended, so that health can say what is wrong.
+    using purpose = core::pacing::purpose;
+
+    // A request of the life cycle: `call` makes it on the client it is given. Not sent, but
+    // answered as held_back() says, while the platform wants patience or refuses the key.
+    template <class Call>
+    auto ask(Call call, purpose what = purpose::anything)
+        -> decltype(call(std::declval<cloud::client&>())) {
+        using outcome = typename decltype(call(std::declval<cloud::client&>()))::value_type;
+        if (const std::optional<cloud::failure> held = held_back(what)) {
+            co_return outcome(*held);
+        }
+        outcome answer = co_await call(*client_);
+        observe(answer, what);
+        co_return answer;
+    }
+    // What a request would be answered with without being sent; nothing: it may be sent.
+    std::optional<cloud::failure> held_back(purpose what = purpose::anything) const;
+
+    // To be told how every other request ended, so that health can say what is wrong.
     template <class T>
-    const cloud::result<T>& observe(const cloud::result<T>& outcome) {
+    const cloud::result<T>& observe(const cloud::result<T>& outcome,
+                                    purpose what = purpose::anything) {
         if (outcome.has_value()) {
-            note_success();
+            note_success(what);
         } else {
             note(outcome.error());
         }
@@ -52,10 +74,12 @@ public:
     bool key_refused() const noexcept { return key_refused_; }
     // Why the platform could not be reached the last time; nothing if it could.
     const std::optional<std::string>& unreachable() const noexcept { return unreachable_; }
+    // 0 to 1, at random: so that several daemons of one account do not ask in step.
+    double jitter();
 
 private:
     void refuse_another(const secret& key) const; // throws account_mismatch
-    void note_success();
+    void note_success(purpose what);
     void note(const cloud::failure& failure);
 
     boost::asio::any_io_executor executor_;
@@ -64,6 +88,8 @@ private:
     secret key_;
     std::string fingerprint_;
     std::unique_ptr<cloud::client> client_;
+    core::pacing pacing_;
+    std::minstd_rand random_{std::random_device{}()};
     bool key_refused_ = false;
     std::optional<std::string> unreachable_;
 };

@@ -1,6 +1,9 @@
 // What the manager keeps about one key while the daemon lives. Only sandbox/ looks inside.
 #pragma once
 
+#include "core/awake_clock.hpp"
+#include "core/slot_queue.hpp"
+#include "sandbox/background_probe.hpp"
 #include "sandbox/manager.hpp"
 
 #include <utility>
@@ -12,9 +15,12 @@ enum class operation_kind : int { bring_up, stop, terminate };
 // One bring-up or shut-down of an entry, shared by all who wait for it.
 struct operation {
     operation_kind kind = operation_kind::bring_up;
-    wanted want;                        // of a bring-up
-    std::chrono::milliseconds since{0}; // manager's clock
-    std::string doing;                  // for people
+    wanted want;                         // of a bring-up
+    std::chrono::milliseconds since{0};  // monotonic
+    std::string doing;                   // for people
+    int askers = 0;                      // who wait for it
+    core::slot_queue::ticket ticket = 0; // while it waits for a place or uses one; 0: neither
+    enum class place { none, waiting, granted, timed_out } slot = place::none;
     bool done = false;
     std::optional<rpc_error> error;
     ensured outcome;
@@ -27,13 +33,30 @@ public:
         record.key = std::move(key);
     }
 
+    void used(std::chrono::milliseconds awake) {
+        last_used = awake;
+        work = {core::background::not_asked, {}};
+    }
+
     core::sandbox_record record;
     std::shared_ptr<operation> current;     // the one under way, if any
     std::vector<std::string> leases;        // ids of the execs that hold it, oldest first
-    std::chrono::milliseconds last_used{0}; // manager's clock
+    std::chrono::milliseconds last_used{0}; // awake clock
+    background_answer work{core::background::not_asked, {}}; // as told since the last use
+    std::chrono::milliseconds work_told{0};                  // awake clock
+    bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
-    bool state_lost = false; // its sandbox was found gone, and nobody has been told yet
-    condition changed;       // the operation moved on or ended, a lease went
+    condition changed; // the operation moved on or ended, a lease went
+};
+
+// What leases need of the manager. Shared, because a lease may outlive it when the io_context is
+// torn down.
+struct pulse {
+    pulse(boost::asio::any_io_executor executor, std::chrono::milliseconds tick)
+        : activity(std::move(executor)), clock(tick) {}
+
+    condition activity; // something that the reaper's or the queue's next look depends on
+    core::awake_clock clock;
 };
 
 } // namespace sandboxd::sandbox

@@ -48,22 +48,31 @@ void lease::release() noexcept {
 manager::manager(asio::any_io_executor executor, account& account, store::state_store& store,
                  manager_options options)
     : executor_(executor), account_(account), store_(store), options_(std::move(options)),
-      activity_(std::make_shared<condition>(executor)), reconcile_wanted_(executor) {}
+      pulse_(std::make_shared<pulse>(executor, tick())), places_(options_.slots),
+      reconcile_wanted_(executor) {}
 
 manager::~manager() = default;
 
 std::chrono::milliseconds manager::now() {
-    // Stands still while the machine sleeps (CLOCK_MONOTONIC), so that sleep never counts as
-    // idleness.
     return std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now().time_since_epoch());
+}
+
+std::chrono::milliseconds manager::awake() const {
+    return pulse_->clock.now(now());
+}
+
+// How often idleness is looked at, which bounds what a stopped process can be mistaken by.
+std::chrono::milliseconds manager::tick() const {
+    return std::clamp<std::chrono::milliseconds>(
+        options_.idle_stop / 10, std::chrono::milliseconds(20), std::chrono::milliseconds(5'000));
 }
 
 void manager::adopt(std::vector<core::sandbox_record> records) {
     for (core::sandbox_record& record : records) {
         const std::shared_ptr<entry> each = entry_for(record.key);
         each->record = std::move(record);
-        each->last_used = now();
+        each->used(awake());
     }
 }
 
@@ -126,7 +135,7 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
         const std::shared_ptr<entry> each = entry_for(key);
         check_account(*each);
         if (const std::shared_ptr<operation> op = each->current) {
-            co_await wait_for(each, op, on_progress);
+            co_await wait_for(each, op, on_progress, want.still_there);
             if (op->kind != operation_kind::bring_up) {
                 continue;
             }
@@ -136,8 +145,8 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
             co_return op->outcome;
         }
         if (each->record.state == core::life_state::running) {
-            each->last_used = now();
-            activity_->notify_all();
+            each->used(awake());
+            pulse_->activity.notify_all();
             co_return ensured{};
         }
         begin(each, operation_kind::bring_up, want);
@@ -151,13 +160,11 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
         const std::shared_ptr<entry> each = entry_for(key);
         // Between the bring-up's end and here somebody may have begun to stop it: then once more.
         if (!each->current && each->record.state == core::life_state::running) {
-            co_return lease(each, how, std::move(exec_id),
-                            [held = each.get(), weak = std::weak_ptr(activity_)] {
-                                held->last_used = now(); // the lease has kept it alive until now
-                                if (const std::shared_ptr<condition> activity = weak.lock()) {
-                                    activity->notify_all();
-                                }
-                            });
+            co_return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
+                // The lease has kept it alive until now.
+                held->used(beat->clock.now(now()));
+                beat->activity.notify_all();
+            });
         }
     }
 }
@@ -176,7 +183,26 @@ void manager::distrust(const core::sandbox_key& key) {
 }
 
 asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
-                                        progress_callback on_progress) {
+                                        progress_callback on_progress,
+                                        std::function<bool()> still_there) {
+    // However the wait ends, who waits no more is not counted; whoever is in the queue looks at it.
+    struct asker {
+        std::shared_ptr<entry> of;
+        std::shared_ptr<operation> op;
+        asker(std::shared_ptr<entry> waiting, std::shared_ptr<operation> what)
+            : of(std::move(waiting)), op(std::move(what)) {
+            ++op->askers;
+        }
+        asker(const asker&) = delete;
+        asker& operator=(const asker&) = delete;
+        ~asker() {
+            --op->askers;
+            if (!op->done) {
+                of->changed.notify_all();
+            }
+        }
+    };
+    const asker counted(each, op);
     const std::chrono::milliseconds since = now();
     std::string said;
     std::chrono::milliseconds said_at = since;
@@ -185,6 +211,9 @@ asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared
             said = op->doing;
             said_at = now();
             on_progress({each->record.state, said, said_at - since});
+        }
+        if (still_there && !still_there()) {
+            throw rpc_error(error_name::cancelled, "nobody waits for it any more");
         }
         co_await each->changed.wait();
     }
@@ -276,59 +305,8 @@ bool manager::is_in_use(const entry& each) const {
     return each.current || !each.leases.empty();
 }
 
-view manager::view_of(const entry& each) const {
-    view shown{each.record, std::nullopt, each.leases, {}, each.holders.size()};
-    if (each.current) {
-        shown.awake_because = each.current->doing;
-    } else if (!each.leases.empty()) {
-        shown.awake_because = each.leases.size() == 1
-                                  ? "1 command is running"
-                                  : std::to_string(each.leases.size()) + " commands are running";
-    } else if (each.record.state == core::life_state::running) {
-        shown.idle = now() - each.last_used;
-        const auto rest = std::max<std::chrono::milliseconds>(options_.idle_stop - *shown.idle,
-                                                              std::chrono::seconds(0));
-        shown.awake_because = "used until " + std::to_string(shown.idle->count() / 1000) +
-                              " s ago, stops in " + std::to_string((rest.count() + 999) / 1000) +
-                              " s";
-    }
-    return shown;
-}
-
-view manager::get(const selector& which) {
-    const std::shared_ptr<entry> each = find(which);
-    count_holders(*each);
-    return view_of(*each);
-}
-
-std::vector<view> manager::list() {
-    std::vector<view> all;
-    for (const auto& [key, each] : entries_) {
-        if (each->current || each->record.state != core::life_state::absent ||
-            each->record.create_pending) {
-            count_holders(*each);
-            all.push_back(view_of(*each));
-        }
-    }
-    return all;
-}
-
-int manager::active() const {
-    return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
-        return core::is_active(each.second->record.state) || each.second->record.create_pending;
-    }));
-}
-
-std::vector<std::string> manager::complaints() const {
-    std::vector<std::string> texts;
-    if (!reconcile_trouble_.empty()) {
-        texts.push_back("the sandboxes could not be compared with what the platform says: " +
-                        reconcile_trouble_);
-    }
-    if (!store_.trouble().empty()) {
-        texts.push_back("the state could not be written: " + store_.trouble());
-    }
-    return texts;
+bool manager::is_idle(const entry& each) const {
+    return each.record.state == core::life_state::running && !is_in_use(each);
 }
 
 } // namespace sandboxd::sandbox

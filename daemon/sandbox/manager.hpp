@@ -15,9 +15,11 @@
 #pragma once
 
 #include "base/condition.hpp"
+#include "core/background.hpp"
 #include "core/bring_up_fsm.hpp"
 #include "core/sandbox_record.hpp"
 #include "core/shut_down_fsm.hpp"
+#include "core/slot_queue.hpp"
 #include "sandbox/account.hpp"
 #include "store/state_store.hpp"
 #include "sys/peer.hpp"
@@ -41,14 +43,18 @@ struct manager_options {
     std::string instance; // of this daemon, see store/instance.hpp
     std::string plan;     // for new sandboxes whose asker names none; empty: the platform's default
     std::chrono::milliseconds idle_stop{300'000};
+    std::chrono::milliseconds background_max{1'800'000};
     std::chrono::seconds server_timeout{3600};
-    int max_active = 5;
+    core::slot_limits slots;
 };
 
 // What an asker wants of a sandbox that may have to be made. One that exists stays as it was made.
 struct wanted {
     bool persistent = true;
     std::string plan; // empty: manager_options::plan
+    // Whether the asker would still hear the answer; empty: yes. One that would not leaves the
+    // queue for a place.
+    std::function<bool()> still_there;
 };
 
 // How a bring-up gets on, for the one who waits for it.
@@ -86,6 +92,8 @@ enum class release_action { kept, stopped, terminated, none };
 // Of this directory only, see entry.hpp.
 class entry;
 struct operation;
+struct pulse;
+class background_probe;
 enum class operation_kind : int;
 
 // A running sandbox, held. Movable; letting go of it is the end of the use.
@@ -121,7 +129,12 @@ public:
     // Before anything else: what the last daemon knew.
     void adopt(std::vector<core::sandbox_record> records);
 
-    // Reconciles with the cloud until that has worked once, then reaps; runs until cancelled.
+    // Before run(); outlives the manager. Without one nothing is known of what runs in the
+    // background.
+    void look_inside_with(background_probe& probe) noexcept { probe_ = &probe; }
+
+    // Reconciles with the cloud until that has worked once, then reaps; hands out places; runs
+    // until cancelled.
     boost::asio::awaitable<void> run();
     bool reconciled() const noexcept { return reconciled_; }
     void reconcile_soon(); // the key has come, the network is back
@@ -159,6 +172,8 @@ public:
     std::uint64_t generation(const core::sandbox_key& key) const;
     std::vector<view> list();
     int active() const;
+    std::size_t queued() const noexcept { return places_.waiting(); }
+    const manager_options& options() const noexcept { return options_; }
     // What a person should look at: records of another account, a reconcile that does not succeed.
     std::vector<std::string> complaints() const;
 
@@ -171,7 +186,8 @@ private:
                                      const wanted& want);
     boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each,
                                           std::shared_ptr<operation> op,
-                                          progress_callback on_progress);
+                                          progress_callback on_progress,
+                                          std::function<bool()> still_there = {});
     boost::asio::awaitable<void> shut_down(std::shared_ptr<entry> each, operation_kind kind,
                                            bool force);
     boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each,
@@ -186,19 +202,37 @@ private:
     void apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void rebind(entry& each, const std::vector<cloud::sandbox_info>& listing);
     boost::asio::awaitable<void> reap();
+    void stop_idle(const core::sandbox_key& key, const std::string& why);
+    void ask_inside(const core::sandbox_key& key);
+    boost::asio::awaitable<void> keep_awake();
+
+    // slots.cpp: places among the active sandboxes.
+    boost::asio::awaitable<void> tend_queue();
+    void apply(const core::slot_queue::decision& decided);
+    std::vector<core::slot_user> slot_users() const;
+    boost::asio::awaitable<std::optional<rpc_error>>
+    wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
+                   std::optional<cloud::failure> refused);
+    std::string who_holds_places() const;
+
     bool is_in_use(const entry& each) const;
+    bool is_idle(const entry& each) const; // running, and nothing of ours goes on there
     view view_of(const entry& each) const;
+    std::string why_awake(const entry& each) const;
     std::size_t count_holders(entry& each);
-    static std::chrono::milliseconds now();
+    static std::chrono::milliseconds now(); // monotonic
+    // Counts only while this process could be reached: idleness is told by this one.
+    std::chrono::milliseconds awake() const;
+    std::chrono::milliseconds tick() const;
 
     boost::asio::any_io_executor executor_;
     account& account_;
     store::state_store& store_;
     manager_options options_;
     std::map<core::sandbox_key, std::shared_ptr<entry>> entries_;
-    // Something that the reaper's next look depends on has changed. Shared, because a lease may
-    // outlive the manager when the io_context is torn down.
-    std::shared_ptr<condition> activity_;
+    std::shared_ptr<pulse> pulse_;
+    core::slot_queue places_;
+    background_probe* probe_ = nullptr;
     condition reconcile_wanted_;
     bool reconciled_ = false;
     std::string reconcile_trouble_;

@@ -33,6 +33,7 @@ std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, op
     auto op = std::make_shared<operation>();
     op->kind = kind;
     op->want = want;
+    op->want.still_there = nullptr; // the operation goes on for whoever is left
     op->since = now();
     each->current = op;
     // Detached: it belongs to the entry, not to the one who asked. It settles whatever happens.
@@ -64,10 +65,14 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
                      each->record.sandbox_id.empty() ? "-" : each->record.sandbox_id);
     }
     op->done = true;
+    places_.leave(op->ticket);
     each->current.reset();
-    each->last_used = now();
+    each->used(awake());
     each->changed.notify_all();
-    activity_->notify_all();
+    if (op->kind != operation_kind::bring_up && !core::is_active(each->record.state)) {
+        places_.on_freed(now());
+    }
+    pulse_->activity.notify_all();
     const bool forgotten = each->record.state == core::life_state::absent &&
                            !each->record.create_pending && !each->record.persistent;
     if (forgotten) {
@@ -108,12 +113,33 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         record.base_url = account_.base_url();
         record.fingerprint = account_.fingerprint();
     }
+    const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
+    const auto list_all = [](cloud::client& on) { return on.list(); };
+    const auto start = [&record](cloud::client& on) { return on.start(record.sandbox_id); };
+    const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
+    const auto create = [&record, this](cloud::client& on) {
+        return on.create(cloud::create_request{
+            record.plan, core::tags_for(record, options_.instance), options_.server_timeout});
+    };
     core::bring_up_fsm machine(record, random_hex(8), options_.instance);
     core::bring_up_fsm::step step = machine.begin(now());
     for (;;) {
-        op->doing = machine.doing();
-        each->changed.notify_all();
+        if (machine.place_taken() && op->ticket != 0) {
+            places_.on_taken(op->ticket);
+            op->ticket = 0;
+            pulse_->activity.notify_all();
+        }
+        if (step.what != action::queue) { // where there is a place, nobody waits for one
+            op->doing = machine.doing();
+            each->changed.notify_all();
+        }
         switch (step.what) {
+        case action::queue: {
+            std::optional<rpc_error> none =
+                co_await wait_for_place(each, op, machine.place_refused());
+            step = none ? machine.on_no_place(now(), std::move(*none)) : machine.on_place(now());
+            break;
+        }
         case action::save: {
             std::string trouble;
             try {
@@ -126,32 +152,27 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::get: {
-            const auto got = account_.observe(co_await account_.cloud().get(record.sandbox_id));
+            const auto got = co_await account_.ask(look);
             step = machine.on_get(now(), got);
             break;
         }
         case action::list: {
-            const auto listed = account_.observe(co_await account_.cloud().list());
+            const auto listed = co_await account_.ask(list_all);
             step = machine.on_list(now(), listed);
             break;
         }
         case action::create: {
-            cloud::create_request request{record.plan, core::tags_for(record, options_.instance),
-                                          options_.server_timeout};
-            const auto created =
-                account_.observe(co_await account_.cloud().create(std::move(request)));
+            const auto created = co_await account_.ask(create, account::purpose::a_machine);
             step = machine.on_create(now(), created);
             break;
         }
         case action::start: {
-            const auto started =
-                account_.observe(co_await account_.cloud().start(record.sandbox_id));
+            const auto started = co_await account_.ask(start, account::purpose::a_machine);
             step = machine.on_start(now(), started);
             break;
         }
         case action::remove: {
-            const auto removed =
-                account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            const auto removed = co_await account_.ask(remove);
             step = machine.on_remove(now(), removed);
             break;
         }
@@ -161,9 +182,10 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::done:
-            op->outcome = {machine.created(), machine.resumed(),
-                           machine.state_lost() || each->state_lost};
-            each->state_lost = false;
+            op->outcome = {machine.created(), machine.resumed(), machine.state_lost()};
+            if (std::exchange(record.state_lost, false)) {
+                co_await save_or_complain(); // whoever waits for this is being told
+            }
             co_return;
         case action::fail: {
             op->error = step.error;
@@ -190,30 +212,32 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
         co_return;
     }
     const bool stopping = op->kind == operation_kind::stop;
+    const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
+    const auto list_all = [](cloud::client& on) { return on.list(); };
+    const auto stop = [&record](cloud::client& on) { return on.stop(record.sandbox_id); };
+    const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     op->doing = stopping ? "stopping the sandbox" : "deleting the sandbox";
     core::shut_down_fsm machine(record, stopping ? goal::stopped : goal::deleted);
     core::shut_down_fsm::step step = machine.begin(now());
     for (;;) {
         switch (step.what) {
         case action::get: {
-            const auto got = account_.observe(co_await account_.cloud().get(record.sandbox_id));
+            const auto got = co_await account_.ask(look);
             step = machine.on_get(now(), got);
             break;
         }
         case action::list: {
-            const auto listed = account_.observe(co_await account_.cloud().list());
+            const auto listed = co_await account_.ask(list_all);
             step = machine.on_list(now(), listed);
             break;
         }
         case action::stop: {
-            const auto stopped =
-                account_.observe(co_await account_.cloud().stop(record.sandbox_id));
+            const auto stopped = co_await account_.ask(stop);
             step = machine.on_stop(now(), stopped);
             break;
         }
         case action::remove: {
-            const auto removed =
-                account_.observe(co_await account_.cloud().remove(record.sandbox_id));
+            const auto removed = co_await account_.ask(remove);
             step = machine.on_remove(now(), removed);
             break;
         }
@@ -227,7 +251,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             [[fallthrough]];
         case action::done:
             if (record.state == core::life_state::absent) {
-                each->state_lost = stopping; // otherwise it was meant to go
+                record.state_lost = stopping; // otherwise it was meant to go
             }
             co_await save_or_complain();
             co_return;

@@ -28,7 +28,7 @@ constexpr std::chrono::seconds look_for_pending_every{60};
 } // namespace
 
 asio::awaitable<void> manager::run() {
-    co_await (reconcile_until_done() && reap());
+    co_await (reconcile_until_done() && reap() && tend_queue() && keep_awake());
 }
 
 void manager::reconcile_soon() {
@@ -47,7 +47,7 @@ asio::awaitable<void> manager::reconcile_until_done() {
             reconciled_ = true;
             reconcile_trouble_.clear();
             retry.reset();
-            activity_->notify_all();
+            pulse_->activity.notify_all();
             if (std::none_of(entries_.begin(), entries_.end(),
                              [](const auto& each) { return each.second->record.create_pending; })) {
                 co_await reconcile_wanted_.wait();
@@ -76,8 +76,9 @@ asio::awaitable<bool> manager::reconcile() {
             quiet.push_back(each);
         }
     }
-    const std::chrono::milliseconds asked = now();
-    const auto listed = account_.observe(co_await account_.cloud().list());
+    const std::chrono::milliseconds asked = awake();
+    const auto list_all = [](cloud::client& on) { return on.list(); };
+    const auto listed = co_await account_.ask(list_all);
     if (!listed.has_value()) {
         reconcile_trouble_ = core::error_from(listed.error(), "listing the sandboxes").what();
         spdlog::warn("reconcile: {}", reconcile_trouble_);
@@ -145,7 +146,7 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
                      record.sandbox_id);
         record.sandbox_id.clear();
         record.state = state;
-        each.state_lost = true;
+        record.state_lost = true;
         return;
     }
     if (state == core::life_state::running) {
@@ -153,7 +154,7 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
             record.state != core::life_state::unknown) {
             ++record.generation; // it has booted since it was last seen
         }
-        each.last_used = now(); // how long it has been idle is not known: the count starts anew
+        each.used(awake()); // how long it has been idle is not known: the count starts anew
     }
     if (state != core::life_state::unknown) {
         record.state = state;

@@ -11,6 +11,10 @@ namespace json = boost::json;
 
 // Text that a JSON string cannot hold does not come in: keys reach us in JSON.
 json::object to_json(const core::sandbox_record& record) {
+    json::array doubts;
+    for (const core::open_doubt& each : record.doubts) {
+        doubts.push_back(json::object{{"creation_id", each.creation_id}, {"since", each.since}});
+    }
     return {{"profile", record.key.profile},
             {"task", record.key.task},
             {"persistent", record.persistent},
@@ -23,7 +27,9 @@ json::object to_json(const core::sandbox_record& record) {
             {"sandbox_id", record.sandbox_id},
             {"state", core::to_string(record.state)},
             {"generation", record.generation},
-            {"created_at", record.created_at}};
+            {"created_at", record.created_at},
+            {"state_lost", record.state_lost},
+            {"doubts", std::move(doubts)}};
 }
 
 core::sandbox_record record_from(const json::object& object) {
@@ -43,6 +49,17 @@ core::sandbox_record record_from(const json::object& object) {
     record.state = core::life_state_from(text("state"));
     record.generation = object.at("generation").to_number<std::uint64_t>();
     record.created_at = object.at("created_at").to_number<std::int64_t>();
+    // What follows is younger than the format: files of older daemons lack it.
+    if (const json::value* lost = object.if_contains("state_lost")) {
+        record.state_lost = lost->as_bool();
+    }
+    if (const json::value* doubts = object.if_contains("doubts")) {
+        for (const json::value& each : doubts->as_array()) {
+            record.doubts.push_back(
+                {json::value_to<std::string>(each.as_object().at("creation_id")),
+                 each.as_object().at("since").to_number<std::int64_t>()});
+        }
+    }
     return record;
 }
 

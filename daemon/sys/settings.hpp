@@ -44,11 +44,16 @@ struct settings {
 
     // A running sandbox idle for so long is stopped; > 0.
     duration idle_stop = std::chrono::seconds(300);
+    // So long after its last use background work alone keeps a sandbox running.
+    duration background_max = std::chrono::seconds(1800);
+    // When others wait for its place, a sandbox idle for so long is stopped for them.
+    duration evict_min_idle = std::chrono::seconds(60);
     // Sandboxes that may be active at once, 1..1000; the platform's own cap is 5 (S).
     int max_active = 5;
     // `timeout_seconds` of new sandboxes, the platform's own idle stop; >= 1 s.
     duration server_timeout = std::chrono::seconds(3600);
-    // How long a command waits while the platform refuses it with 429; 0: not at all.
+    // How long a command waits for a place among the active sandboxes, or while the platform
+    // refuses it with 429; 0: not at all.
     duration queue_timeout = std::chrono::seconds(300);
     log_level level = log_level::info;
 

@@ -416,7 +416,7 @@ def test_large_input_meets_a_stopped_sandbox(warm: Peer, emulator: Emulator) -> 
 
 
 @pytest.mark.parametrize(("action", "name"), [
-    ({"status": 401, "body": "{}"}, "unauthorized"), ({"status": 429, "body": CAP}, "cap_reached"),
+    ({"status": 401, "body": "{}"}, "unauthorized"), ({"status": 403, "body": "{}"}, "unauthorized"),
     ({"status": 400, "body": '{"detail": "no"}'}, "cloud_error")])
 def test_no_sandbox_no_command(peer: Peer, emulator: Emulator, action: dict[str, Any], name: str) -> None:
     emulator.fault(action, method="POST", route="/v1/sandboxes")

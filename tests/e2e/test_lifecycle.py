@@ -111,18 +111,6 @@ def test_what_the_platform_is_told(make_daemon: Callable[..., Daemon], emulator:
         assert [one["key"]["task"] for one in peer.call("sandbox.list")["sandboxes"]] == ["default", "other"]
 
 
-def test_over_the_cap_it_is_said_and_nothing_is_left(peer: Peer, emulator: Emulator) -> None:
-    emulator.config(max_active=2)
-    keys = [{"profile": "p", "task": str(n)} for n in range(8)]
-    answers = [peer.answer(number) for number in [peer.send("sandbox.ensure", {"key": key}) for key in keys]]
-    assert sorted(answer.get("error", {}).get("data", {}).get("name", "fine") for answer in answers) == ["cap_reached"] * 6 + ["fine"] * 2
-    assert len(living(emulator)) == 2
-    free = peer.call("sandbox.list")["sandboxes"][0]["key"]
-    peer.call("sandbox.stop", {"key": free})
-    late = next(key for key, answer in zip(keys, answers) if "error" in answer)
-    assert ensure(peer, late)["created"]
-
-
 # -- trouble while making
 
 

@@ -21,6 +21,8 @@ using strings = std::map<std::string, std::string>;
 
 inline std::string text_of(const bring_up_fsm::step& step) {
     switch (step.what) {
+    case bring_up_fsm::action::queue:
+        return "queue";
     case bring_up_fsm::action::save:
         return "save";
     case bring_up_fsm::action::get:
@@ -87,6 +89,7 @@ struct bring_up_bench {
     bring_up_fsm fsm;
     milliseconds now{0};
     bring_up_fsm::step last;
+    bool crowded = false; // else a place is free whenever one is asked for
 
     explicit bring_up_bench(sandbox_record start = new_record(), bring_up_limits limits = {})
         : record(std::move(start)), fsm(record, "seed", "inst", limits) {}
@@ -95,7 +98,14 @@ struct bring_up_bench {
 
     std::string note(bring_up_fsm::step step) {
         last = std::move(step);
+        if (last.what == bring_up_fsm::action::queue && !crowded) {
+            last = fsm.on_place(now);
+        }
         return text_of(last);
+    }
+    std::string placed() {
+        REQUIRE(last.what == bring_up_fsm::action::queue);
+        return note(fsm.on_place(now));
     }
     std::string begin() { return note(fsm.begin(now)); }
     std::string saved() { return note(fsm.on_saved(now)); }

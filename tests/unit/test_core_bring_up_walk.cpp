@@ -208,6 +208,14 @@ struct walk {
             now += milliseconds(30);
             cloud.drift();
             switch (step.what) {
+            case action::queue:
+                if (!cloud.calm && cloud.chance(5)) {
+                    step = machine.on_no_place(now, {error_name::cap_reached, "full"});
+                } else {
+                    now += milliseconds(cloud.chance(20) ? 60'000 : 0);
+                    step = machine.on_place(now);
+                }
+                break;
             case action::save:
                 step = save() ? machine.on_saved(now) : machine.on_save_failed(now, "full");
                 break;

@@ -1,0 +1,94 @@
+// What people see of the sandboxes: views, and why each is awake.
+#include "sandbox/entry.hpp"
+#include "sandbox/manager.hpp"
+
+#include <algorithm>
+
+namespace sandboxd::sandbox {
+namespace {
+
+std::string in_seconds(std::chrono::milliseconds time) {
+    return std::to_string((time.count() + 999) / 1000) + " s";
+}
+
+std::string commands_running(std::size_t count) {
+    return count == 1 ? "1 command is running" : std::to_string(count) + " commands are running";
+}
+
+} // namespace
+
+view manager::view_of(const entry& each) const {
+    view shown{each.record, std::nullopt, each.leases, why_awake(each), each.holders.size()};
+    if (is_idle(each)) {
+        shown.idle = awake() - each.last_used;
+    }
+    return shown;
+}
+
+std::string manager::why_awake(const entry& each) const {
+    if (each.current) {
+        return each.current->doing;
+    }
+    if (!each.leases.empty()) {
+        return commands_running(each.leases.size());
+    }
+    if (each.record.state != core::life_state::running) {
+        return {};
+    }
+    using std::chrono::milliseconds;
+    const milliseconds idle = awake() - each.last_used;
+    const auto rest = [&](milliseconds limit) {
+        return in_seconds(std::max(limit - idle, milliseconds(0)));
+    };
+    const std::string used = "used until " + std::to_string(idle.count() / 1000) + " s ago";
+    switch (each.work.what) {
+    case core::background::running:
+        return "in the background: " + each.work.text + "; " + used + ", kept for at most " +
+               rest(std::max(options_.idle_stop, options_.background_max)) + " more";
+    case core::background::failed:
+        return used + ", what runs in the background could not be asked (" + each.work.text + ")";
+    case core::background::unknown:
+        return used + ", stops in " + rest(options_.idle_stop) +
+               "; what runs in the background is not known: " + each.work.text;
+    default:
+        return used + ", stops in " + rest(options_.idle_stop);
+    }
+}
+
+view manager::get(const selector& which) {
+    const std::shared_ptr<entry> each = find(which);
+    count_holders(*each);
+    return view_of(*each);
+}
+
+std::vector<view> manager::list() {
+    std::vector<view> all;
+    for (const auto& [key, each] : entries_) {
+        if (each->current || each->record.state != core::life_state::absent ||
+            each->record.create_pending) {
+            count_holders(*each);
+            all.push_back(view_of(*each));
+        }
+    }
+    return all;
+}
+
+int manager::active() const {
+    return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
+        return core::is_active(each.second->record.state) || each.second->record.create_pending;
+    }));
+}
+
+std::vector<std::string> manager::complaints() const {
+    std::vector<std::string> texts;
+    if (!reconcile_trouble_.empty()) {
+        texts.push_back("the sandboxes could not be compared with what the platform says: " +
+                        reconcile_trouble_);
+    }
+    if (!store_.trouble().empty()) {
+        texts.push_back("the state could not be written: " + store_.trouble());
+    }
+    return texts;
+}
+
+} // namespace sandboxd::sandbox

@@ -1,0 +1,119 @@
+"""Work in the background: it keeps its sandbox awake for a while, and status says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import DEFAULT_KEY, Peer
+from support.scenes import EXEC, STOP, living, only_id, without_shim
+
+JOB = "sleep 600 >/dev/null 2>&1 </dev/null &"
+Make = Callable[..., Daemon]
+
+
+def sandbox(peer: Peer) -> dict[str, Any]:
+    found: dict[str, Any] = peer.call("sandbox.get", {"key": DEFAULT_KEY})["sandbox"]
+    return found
+
+
+def stopped(emulator: Emulator) -> bool:
+    return [one["state"] for one in living(emulator)] == ["stopped"]
+
+
+@pytest.fixture
+def hasty(make_daemon: Make) -> Iterator[Peer]:
+    with make_daemon(idle_stop=0.3, background_max=600).start().peer() as peer:
+        yield peer
+
+
+def test_a_job_keeps_its_sandbox_until_it_ends(hasty: Peer, emulator: Emulator) -> None:
+    """cases.md 13."""
+    hasty.sh(f"{JOB} echo $! >/workspace/pid")
+    begun = time.monotonic()
+    shown = wait_until(lambda: "in the background" in (sandbox(hasty)["awake_because"] or "") and sandbox(hasty), "it is known")
+    assert "1 process of" in shown["awake_because"] and shown["state"] == "running" and shown["running"] == []
+    wait_until(lambda: sandbox(hasty)["idle_s"] > 1.5, "it has been idle for many times the limit")
+    assert time.monotonic() - begun < 20 and emulator.count(STOP) == 0
+    hasty.sh("kill $(cat /workspace/pid)")
+    wait_until(lambda: sandbox(hasty)["state"] == "stopped", "it is stopped")
+    wait_until(lambda: sandbox(hasty)["awake_because"] is None, "and that is all")
+
+
+def test_but_not_for_ever(make_daemon: Make, emulator: Emulator) -> None:
+    with make_daemon(idle_stop=0.2, background_max=1.2).start().peer() as peer:
+        peer.sh(JOB)
+        begun = time.monotonic()
+        wait_until(lambda: stopped(emulator), "it is stopped")
+        assert time.monotonic() - begun > 1.0
+
+
+def test_one_that_leaves_nothing_behind_is_stopped_in_time(hasty: Peer, emulator: Emulator) -> None:
+    hasty.sh("sleep 0.01 & wait")
+    wait_until(lambda: stopped(emulator), "it is stopped", 3)
+
+
+def test_where_it_cannot_be_known_that_is_said(make_daemon: Make, emulator: Emulator) -> None:
+    with make_daemon(idle_stop=600, evict_min_idle=0.05, max_active=1).start().peer() as peer:
+        without_shim(emulator)
+        peer.sh(JOB)
+        wait_until(lambda: sandbox(peer)["idle_s"] > 0.1, "it is idle")
+        other = peer.send("sandbox.ensure", {"key": {"profile": "p", "task": "other"}})  # asks what runs there
+        assert peer.result(other)["created"]  # nothing proves that it is used
+        assert sandbox(peer)["state"] == "stopped"
+
+
+def test_a_question_without_an_answer_is_no_answer(hasty: Peer, emulator: Emulator) -> None:
+    hasty.sh(JOB)
+    emulator.fault_exec({"status": 502, "body": "<html>"}, times=2)
+    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stdout": "deepinfra-shim/1 ps build=x\\n"}\n{"returncode": 0}\n'}})
+    wait_until(lambda: all(fault["used"] == fault["times"] for fault in emulator.faults()), "the shim was asked in vain")
+    wait_until(lambda: "in the background" in (sandbox(hasty)["awake_because"] or ""), "it was asked again")
+    assert emulator.count(STOP) == 0
+
+
+def test_a_shim_that_is_gone_is_put_back(hasty: Peer, emulator: Emulator) -> None:
+    hasty.sh(f"{JOB} rm -rf /workspace/.deepinfra-sandboxd")
+    wait_until(lambda: "1 process" in (sandbox(hasty)["awake_because"] or ""), "it is known all the same")
+    assert emulator.count(STOP) == 0
+
+
+def test_one_that_was_never_used_is_asked_and_stopped(hasty: Peer, emulator: Emulator) -> None:
+    hasty.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    wait_until(lambda: stopped(emulator), "it is stopped")
+    assert emulator.count(EXEC) > 0
+
+
+def test_a_stopped_daemon_makes_nothing_look_idle(make_daemon: Make, emulator: Emulator) -> None:
+    """SIGSTOP for much longer than the idle limit; a machine that sleeps is the same to it."""
+    daemon = make_daemon(idle_stop=3).start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        time.sleep(4)  # the time that must not count
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert sandbox(peer)["idle_s"] < 2.5
+        assert emulator.count(STOP) == 0 and living(emulator)[0]["state"] == "running"
+        wait_until(lambda: stopped(emulator), "its time comes all the same")
+
+
+def test_a_command_keeps_the_platform_from_taking_it_for_idle(make_daemon: Make, emulator: Emulator) -> None:
+    """Something finishes at least every third of server-timeout while anything runs, with the shim and without it."""
+    daemon = make_daemon(server_timeout=3).start()
+    with daemon.peer() as peer:
+        for bare in (False, True):
+            if bare:
+                peer.call("sandbox.terminate", {"key": DEFAULT_KEY})
+                without_shim(emulator)
+                peer.sh("true")
+            ended = peer.sh("sleep 7; echo lived")
+            assert (ended.reason, ended.stdout) == ("exited", b"lived\n"), ended.message
+            assert sandbox(peer)["generation"] == 1 + bare
+            wait_until(lambda: emulator.sandbox(only_id(emulator))["state"] == "stopped", "unused, the platform stops it")

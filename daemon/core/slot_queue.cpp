@@ -127,6 +127,9 @@ void slot_queue::make_room(decision& result, const std::vector<slot_user>& users
             break;
         }
         --wanted;
+        if (user.asking) {
+            continue; // its answer wakes the caller
+        }
         (user.work == background::not_asked ? result.ask : result.evict).push_back(user.key);
     }
 }

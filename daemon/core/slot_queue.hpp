@@ -27,6 +27,7 @@ struct slot_user {
     bool evictable = false; // running, nothing in flight, and it can be resumed later
     milliseconds idle_for{0};
     background work = background::not_asked;
+    bool asking = false; // the answer is under way
 };
 
 struct slot_limits {

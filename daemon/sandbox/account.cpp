@@ -62,6 +62,11 @@ asio::awaitable<void> account::set_key(secret key) {
         throw core::plain_error_from(listed.error(), "trying the API key");
     }
     refuse_another(key); // somebody else's may have been taken meanwhile
+    if (key == key_) { // it is good again, and kept where it came from
+        pacing_.on_new_key();
+        note_success(purpose::anything);
+        co_return;
+    }
     try {
         sys::atomic_write(state_dir_ / "api-key", std::string(key.reveal()) + "\n", 0600);
     } catch (const std::exception& problem) {

@@ -38,7 +38,8 @@ std::vector<core::slot_user> manager::slot_users() const {
         user.leaving = record.state == core::life_state::stopping ||
                        (each->current && each->current->kind != operation_kind::bring_up);
         // Nothing is stopped before the first reconcile. One that cannot be resumed makes no room.
-        user.evictable = is_idle(*each) && reconciled_ && record.persistent && !each->asking;
+        user.evictable = is_idle(*each) && reconciled_ && record.persistent;
+        user.asking = each->asking;
         user.idle_for = at - each->last_used;
         user.work = each->work.what;
         const bool may_have_ended =

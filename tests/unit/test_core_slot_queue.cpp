@@ -116,6 +116,10 @@ TEST_CASE("slots: it is asked first, and what nobody can tell of goes last") {
     CHECK(decided.evict.empty());
     REQUIRE(decided.ask.size() == 1);
     CHECK(decided.ask[0].task == "b");
+    slot_user asked = idle("b", ms(2'000), background::not_asked);
+    asked.asking = true;
+    decided = queue.decide(ms(0), {busy("a"), asked, idle("c", ms(9'000), background::unknown)});
+    CHECK((decided.ask.empty() && decided.evict.empty())); // its answer is waited for
     decided = queue.decide(ms(0), {busy("a"), idle("b", ms(2'000), background::running),
                                    idle("c", ms(9'000), background::unknown)});
     REQUIRE(decided.evict.size() == 1);

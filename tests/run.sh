@@ -8,6 +8,9 @@ build_tree
 say "unit tests"
 "$build/tests/unit/unit-tests"
 
+say "what reads hostile input meets it"
+"$build/tests/fuzz/fuzz"
+
 say "end-to-end tests and the Python client's tests"
 export DEEPINFRA_SANDBOXD="$build/daemon/deepinfra-sandboxd"
 export DEEP_SANDS_EMULATOR="$build/tests/emulator/deep-sands-emulator"

@@ -237,6 +237,9 @@ shim_link::step shim_link::on_exit(const shim_note& note) {
     const std::string_view reason = note.text("reason");
     exec_exit exit;
     exit.ran = started_of(note.text("started"));
+    if (data_seen_ && exit.ran == started::no) {
+        return lost("the shim told an end that makes no sense", started::yes);
+    }
     std::optional<int> code;
     if (const auto value = note.number("code"); value && *value <= 255) {
         code = static_cast<int>(*value);
@@ -324,7 +327,7 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
 shim_link::step shim_link::on_error(milliseconds now, const shim_note& note) {
     const std::string name(note.text("name"));
     const bool other = name == "id_in_use"; // ours would have had the same digest
-    if (heard_before_ || (doubtful_ && !other)) {
+    if (heard_before_ || data_seen_ || (doubtful_ && !other)) {
         return puzzled(now, "the shim failed: " + name);
     }
     if (note.text("started") != "no" && !other) {

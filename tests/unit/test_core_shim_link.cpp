@@ -271,6 +271,31 @@ TEST_CASE("shim link: errors of the shim") {
           "wait");
 }
 
+TEST_CASE("shim link: what has printed was started, whatever the sandbox says") {
+    for (const char* end : {"exit reason=cancelled started=no code=- signal=- pos=2 out=2 err=0",
+                            "exit reason=failed started=no errno=28 at=pipe pos=2 out=2 err=0"}) {
+        CAPTURE(end);
+        shim_link link = greeted();
+        REQUIRE(text_of(link.on_frame(at, piece(0, "ab"))) == "deliver ab");
+        CHECK(text_of(link.on_frame(at, note(end))) == "ended");
+        CHECK(exit_of(link) == "lost null yes outcome_unknown");
+    }
+    shim_link link = greeted();
+    REQUIRE(text_of(link.on_frame(at, piece(0, "ab"))) == "deliver ab");
+    CHECK(text_of(link.on_frame(
+              at, note("error name=claim_failed errno=28 at=claim started=no"))) == "wait");
+    CHECK(text_of(link.on_waited()) == "follow");
+}
+
+TEST_CASE("shim link: a full workspace is said in words") {
+    shim_link link = greeted();
+    CHECK(text_of(link.on_frame(
+              at, note("error name=claim_failed errno=28 at=claim started=no"))) == "ended");
+    CHECK(exit_of(link) == "failed null no cloud_error");
+    CHECK(link.exit().message.find("No space left on device") != std::string::npos);
+    CHECK(link.exit().error->hint().find("full") != std::string::npos);
+}
+
 TEST_CASE("shim link: a position that does not follow is not delivered") {
     shim_link link = greeted();
     link.on_frame(at, piece(0, "abc"));

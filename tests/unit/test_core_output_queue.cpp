@@ -33,7 +33,7 @@ TEST_CASE("output queue: streams keep their order, offsets count within each") {
     queue.push(out, "one");
     queue.push(err, "two!");
     queue.push(out, "three");
-    CHECK(queue.total() == 12);
+    CHECK(queue.end() == 12);
     CHECK(text_of(queue.take(100)) == "out@0:one");
     CHECK(text_of(queue.take(100)) == "err@0:two!");
     CHECK(text_of(queue.take(100)) == "out@3:three");
@@ -47,7 +47,7 @@ TEST_CASE("output queue: nothing is not a piece") {
     output_queue queue(100);
     queue.push(out, "");
     CHECK(queue.empty());
-    CHECK(queue.total() == 0);
+    CHECK(queue.end() == 0);
 }
 
 TEST_CASE("output queue: small pieces of one stream are joined, up to a size") {
@@ -145,24 +145,109 @@ TEST_CASE("output queue: characters are cut only when there is no room for a who
     }
 }
 
-TEST_CASE("output queue: without a client the command goes on, and what is dropped is counted") {
+TEST_CASE("output queue: without a client the command goes on, and nothing is kept twice") {
     output_queue queue(10);
     queue.push(out, "12345");
     REQUIRE(queue.take(3));
     queue.push(out, "67890abc");
     CHECK(queue.full());
-    queue.abandon();
+    queue.leave();
     CHECK_FALSE(queue.full());
     CHECK(queue.empty());
-    CHECK(queue.dropped() == 10);
     queue.push(err, std::string(1'000, 'x'));
     CHECK_FALSE(queue.full());
     CHECK(queue.empty());
-    CHECK(queue.dropped() == 1'010);
-    CHECK(queue.total() == 1'013);
+    CHECK(queue.end() == 1'013);
+    CHECK(queue.dropped() == 0); // the sandbox has it
     CHECK(queue.acknowledge(3)); // one that was on its way
-    queue.abandon();
-    CHECK(queue.dropped() == 1'010);
+}
+
+TEST_CASE("output queue: it goes on where it is told to") {
+    output_queue queue(10, 100);
+    CHECK(queue.end() == 100);
+    queue.push(err, 100, 40, "abc");
+    const auto chunk = queue.take(100);
+    REQUIRE(chunk);
+    CHECK(chunk->pos == 100);
+    CHECK(chunk->offset == 40);
+    CHECK(queue.end() == 103);
+    CHECK_FALSE(queue.acknowledge(104));
+    CHECK(queue.acknowledge(103));
+    queue.push(err, 90, 30, "an old piece"); // positions never go back
+    CHECK(queue.empty());
+    CHECK(queue.end() == 103);
+    queue.push(err, 101, 41, "bcdef"); // partly old
+    CHECK(text_of(queue.take(100)) == "err@43:def");
+    CHECK(queue.dropped() == 0);
+}
+
+TEST_CASE("output queue: a hole is dropped, and takes up no window") {
+    output_queue queue(10);
+    queue.push(out, 0, 0, "12345");
+    queue.push(out, 1'005, 905, "67890"); // 100 of them were of the other stream
+    CHECK(queue.dropped() == 1'000);
+    CHECK(text_of(queue.take(100)) == "out@0:12345");
+    const auto chunk = queue.take(100);
+    REQUIRE(chunk);
+    CHECK(chunk->pos == 1'005);
+    CHECK(chunk->offset == 905);
+    queue.push(err, 1'010, 100, "x");
+    CHECK_FALSE(queue.can_take()); // ten bytes are out
+    CHECK(queue.acknowledge(1'006));
+    CHECK(text_of(queue.take(100)) == "err@100:x");
+    queue.finish(1'011);
+    CHECK(queue.dropped() == 1'000);
+    queue.finish(1'020); // the last bytes never came
+    CHECK(queue.dropped() == 1'009);
+    CHECK(queue.end() == 1'020);
+    CHECK(queue.empty());
+}
+
+TEST_CASE("output queue: the only copy is kept until it is acknowledged") {
+    output_queue queue(8);
+    queue.retain();
+    queue.push(out, "1234");
+    queue.push(err, "56");
+    CHECK(text_of(queue.take(100)) == "out@0:1234");
+    CHECK(text_of(queue.take(100)) == "err@0:56");
+    CHECK(queue.empty());
+    SUBCASE("the next client gets it again") {
+        queue.leave();
+        queue.rewind(2, 8);
+        CHECK(text_of(queue.take(100)) == "out@2:34");
+        CHECK(text_of(queue.take(1)) == "err@0:5");
+        CHECK(queue.acknowledge(5));
+        queue.leave();
+        queue.rewind(5, 8);
+        CHECK(text_of(queue.take(100)) == "err@1:6");
+        CHECK(queue.dropped() == 0);
+    }
+    SUBCASE("what was acknowledged is gone") {
+        CHECK(queue.acknowledge(4));
+        queue.leave();
+        queue.rewind(0, 8);
+        CHECK(queue.dropped() == 4);
+        CHECK(text_of(queue.take(100)) == "err@0:56");
+    }
+    SUBCASE("without a client the newest stays") {
+        queue.leave();
+        queue.push(out, "7890");
+        queue.push(err, "abcd");
+        CHECK_FALSE(queue.full());
+        queue.rewind(0, 100);
+        CHECK(queue.dropped() == 6);
+        CHECK(text_of(queue.take(100)) == "out@4:7890");
+        CHECK(text_of(queue.take(100)) == "err@2:abcd");
+        CHECK(queue.end() == 14);
+    }
+    SUBCASE("beyond the end is the end") {
+        queue.leave();
+        queue.rewind(50, 8);
+        CHECK(queue.empty());
+        CHECK(queue.dropped() == 0);
+        queue.push(out, "z");
+        CHECK(text_of(queue.take(100)) == "out@4:z");
+    }
 }
 
 TEST_CASE("output queue: a random walk loses nothing and keeps its bounds") {
@@ -171,6 +256,9 @@ TEST_CASE("output queue: a random walk loses nothing and keeps its bounds") {
         CAPTURE(walk);
         const std::size_t window = 1 + random() % 64;
         output_queue queue(window);
+        if (walk % 2 == 1) {
+            queue.retain();
+        }
         std::string sent[2];
         std::string received[2];
         std::uint64_t taken = 0;
@@ -212,6 +300,6 @@ TEST_CASE("output queue: a random walk loses nothing and keeps its bounds") {
         }
         CHECK(received[0] == sent[0]);
         CHECK(received[1] == sent[1]);
-        CHECK(queue.total() == sent[0].size() + sent[1].size());
+        CHECK(queue.end() == sent[0].size() + sent[1].size());
     }
 }

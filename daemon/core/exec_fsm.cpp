@@ -44,6 +44,20 @@ exec_fsm::steps exec_fsm::begin() {
     return {{action::acquire}};
 }
 
+exec_fsm::steps exec_fsm::resume() {
+    resumed_ = true;
+    return {{action::arm}, {action::acquire}};
+}
+
+exec_fsm::steps exec_fsm::give_up(std::string why) {
+    return lose(std::move(why), error_name::outcome_unknown);
+}
+
+void exec_fsm::restore(exec_exit exit) {
+    phase_ = phase::done;
+    exit_ = std::move(exit);
+}
+
 exec_fsm::steps exec_fsm::finish(exec_exit exit) {
     phase_ = phase::done;
     exit_ = std::move(exit);
@@ -56,6 +70,9 @@ exec_fsm::steps exec_fsm::on_acquired() {
         return {};
     }
     phase_ = phase::sending;
+    if (resumed_) {
+        return {{action::send}}; // its clock has been running all along
+    }
     return {{action::arm}, {action::send}};
 }
 
@@ -110,14 +127,7 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
     }
     rpc_error error = error_from(failure, "starting the command");
     if (!certainly_not_run) {
-        exec_exit exit;
-        exit.reason = exit_reason::lost;
-        exit.ran = started::unknown;
-        exit.message =
-            error.what() +
-            std::string("; whether the command ran is unknown, and it was not sent again");
-        exit.error.emplace(error_name::outcome_unknown, exit.message);
-        return finish(std::move(exit));
+        return lose(error.what(), error_name::outcome_unknown);
     }
     switch (failure.kind) {
     case kind::conflict:
@@ -167,6 +177,9 @@ exec_fsm::steps exec_fsm::on_not_sent(rpc_error error) {
 }
 
 exec_fsm::steps exec_fsm::fail_unstarted(rpc_error error) {
+    if (resumed_) {
+        return lose(error.what(), error_name::outcome_unknown);
+    }
     exec_exit exit;
     exit.reason = exit_reason::failed;
     exit.ran = started::no;
@@ -175,46 +188,26 @@ exec_fsm::steps exec_fsm::fail_unstarted(rpc_error error) {
     return finish(std::move(exit));
 }
 
+exec_fsm::steps exec_fsm::lose(std::string why, error_name name) {
+    exec_exit exit;
+    exit.reason = exit_reason::lost;
+    exit.ran = answered_ ? started::yes : started::unknown;
+    exit.message = std::move(why);
+    exit.message += answered_ ? "; its outcome is unknown, and it was not run again"
+                              : "; whether the command ran is unknown, and it was not sent again";
+    exit.error.emplace(name, exit.message);
+    return finish(std::move(exit));
+}
+
 exec_fsm::steps exec_fsm::on_internal_error(std::string_view what) {
     if (phase_ == phase::done) {
         return {};
     }
-    const rpc_error error(error_name::internal_error, "the daemon failed: " + std::string(what));
+    rpc_error error(error_name::internal_error, "the daemon failed: " + std::string(what));
     if (phase_ == phase::acquiring) {
-        return fail_unstarted(error);
+        return fail_unstarted(std::move(error));
     }
-    exec_exit exit;
-    exit.reason = exit_reason::lost;
-    exit.ran = answered_ ? started::yes : started::unknown;
-    exit.message =
-        error.what() + std::string("; the command's outcome is unknown, and it was not run again");
-    exit.error = error;
-    return finish(std::move(exit));
-}
-
-exec_fsm::steps exec_fsm::on_daemon_stopping() {
-    switch (phase_) {
-    case phase::acquiring:
-        return fail_unstarted({error_name::shutting_down, "the daemon is stopping"});
-    case phase::sending:
-    case phase::running:
-    case phase::ending: {
-        if (phase_ == phase::sending && waiting_to_send_) {
-            return fail_unstarted({error_name::shutting_down, "the daemon is stopping"});
-        }
-        exec_exit exit;
-        exit.reason = exit_reason::lost;
-        exit.ran = answered_ ? started::yes : started::unknown;
-        exit.message = "the daemon was stopped meanwhile; the command may still be running, its "
-                       "outcome is unknown, and "
-                       "it was not run again";
-        exit.error.emplace(error_name::outcome_unknown, exit.message);
-        return finish(std::move(exit));
-    }
-    case phase::done:
-        return {};
-    }
-    return {};
+    return lose(error.what(), error_name::internal_error);
 }
 
 exec_fsm::steps exec_fsm::on_output() {
@@ -309,13 +302,21 @@ exec_fsm::steps exec_fsm::kill_again() {
     return {{action::kill}};
 }
 
-exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
+exec_fsm::steps exec_fsm::on_cancel(kill_signal signal, bool early) {
     switch (phase_) {
     case phase::acquiring:
+        if (resumed_) {
+            signal_ = signal;
+            return end(exit_reason::cancelled);
+        }
         return finish(ended_unstarted());
     case phase::sending:
         if (waiting_to_send_) {
             return finish(ended_unstarted());
+        }
+        if (early) {
+            signal_ = signal;
+            return end(exit_reason::cancelled);
         }
         // Its processes can be found only once there are any: the answer is a moment away, but not
         // waited for long.
@@ -341,7 +342,9 @@ exec_fsm::steps exec_fsm::on_cancel(kill_signal signal) {
 }
 
 exec_fsm::steps exec_fsm::on_deadline() {
-    if (phase_ != phase::running && !(phase_ == phase::sending && !waiting_to_send_)) {
+    const bool sent = phase_ == phase::running || (phase_ == phase::sending && !waiting_to_send_) ||
+                      (phase_ == phase::acquiring && resumed_);
+    if (!sent) {
         return {};
     }
     signal_ = kill_signal::kill;

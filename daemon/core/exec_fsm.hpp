@@ -2,6 +2,9 @@
 //
 //   acquiring -> sending -> running -> ending -> done
 //
+// A resumed one was sent by an earlier daemon: it is looked for in the sandbox that it was sent to,
+// never sent again, and without that sandbox it is lost.
+//
 // The machine is told what happened and answers with what to do next. Its one promise: a command is
 // sent to the platform again only when it certainly has not run (nothing was sent, or the platform
 // refused it: 404, 409, 429); after anything else the outcome is what the platform said, or
@@ -38,6 +41,7 @@ struct exec_exit {
     std::optional<rpc_error> error;
     bool kill_unconfirmed =
         false; // lost, or its processes may have survived the time-out or cancel
+    std::optional<std::uint64_t> output_end; // where the runner said that its output ends
 };
 
 struct exec_limits {
@@ -60,9 +64,9 @@ enum class kill_reach {
 class exec_fsm {
 public:
     enum class action {
-        acquire,     // get a running sandbox and hold it
+        acquire,     // get a running sandbox and hold it; resumed: its own, if that still runs
         release_bad, // the sandbox was not what it seemed: forget its state, then acquire
-        send,        // POST the command
+        send,        // POST the command; resumed: look for it
         wait,        // for `delay`, then on_waited
         read,        // start reading the stream
         arm,         // start the command's own clock anew, if it has a limit; then on_deadline
@@ -79,6 +83,9 @@ public:
     explicit exec_fsm(exec_limits limits = {}) noexcept : limits_(limits) {}
 
     steps begin();
+    steps resume();                 // instead of begin
+    steps give_up(std::string why); // likewise: it was sent and cannot be looked for
+    void restore(exec_exit exit);   // likewise: it has ended before
     steps on_acquired();
     steps on_not_acquired(rpc_error error);
     steps on_waited();
@@ -90,12 +97,13 @@ public:
     steps on_refused(std::string message);   // the stream's {"error": ...} line
     steps on_cut(const cloud::failure& why); // the stream ended without a terminal line
     steps on_verdict(exec_exit exit);        // the in-sandbox runner's own word
-    steps on_cancel(kill_signal signal);     // a second one counts only if it is sharper
+    // A second one counts only if it is sharper. `early`: what was sent and has not been answered
+    // can be killed too, and cannot start after that.
+    steps on_cancel(kill_signal signal, bool early = false);
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why, kill_reach reach = kill_reach::so_far);
     steps on_lingered();
     steps on_internal_error(std::string_view what); // a part of the daemon has failed: no hang
-    steps on_daemon_stopping();                     // whatever runs goes on without us
 
     bool done() const noexcept { return phase_ == phase::done; }
     bool acquiring() const noexcept { return phase_ == phase::acquiring; }
@@ -112,6 +120,7 @@ private:
 
     steps finish(exec_exit exit);
     steps fail_unstarted(rpc_error error);
+    steps lose(std::string why, error_name name);
     steps end(exit_reason why);
     steps kill_again();
     steps on_stream_over();
@@ -123,6 +132,7 @@ private:
     exec_exit exit_;
     exit_reason ending_as_ = exit_reason::cancelled;
     kill_signal signal_ = kill_signal::kill;
+    bool resumed_ = false;
     bool cancel_wanted_ = false; // while sending: acted upon when the platform has answered
     bool answered_ = false;      // the platform took the command
     bool output_seen_ = false;

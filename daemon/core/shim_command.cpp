@@ -79,7 +79,7 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
                           const command_spec& spec,
                           std::optional<std::chrono::milliseconds> timeout,
                           std::chrono::seconds longest,
-                          const std::vector<std::string>& acknowledged) {
+                          const std::vector<std::string>& acknowledged, std::uint64_t spool) {
     check_spec(spec);
     prepared_command built;
     std::vector<std::string>& argv = built.argv;
@@ -89,7 +89,9 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
             "--digest",
             command_digest(spec, timeout),
             "--max-seconds",
-            std::to_string(longest.count())};
+            std::to_string(longest.count()),
+            "--spool-cap",
+            std::to_string(spool)};
     const auto add = [&argv](std::string_view option, std::string value) {
         argv.emplace_back(option);
         argv.push_back(std::move(value));
@@ -138,9 +140,14 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
 
 std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id,
                                      std::uint64_t from, const std::string& digest,
-                                     std::chrono::seconds longest) {
-    return {shim,       "follow", exec_id,         std::to_string(from),
-            "--digest", digest,   "--max-seconds", std::to_string(longest.count())};
+                                     std::chrono::seconds longest, bool attended) {
+    std::vector<std::string> argv{
+        shim,       "follow", exec_id,         std::to_string(from),
+        "--digest", digest,   "--max-seconds", std::to_string(longest.count())};
+    if (!attended) {
+        argv.emplace_back("--unattended");
+    }
+    return argv;
 }
 
 std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,

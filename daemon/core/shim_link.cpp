@@ -24,8 +24,10 @@ constexpr milliseconds least_visit{
 
 } // namespace
 
-shim_link::shim_link(bool installed, std::optional<std::uint64_t> from, shim_link_limits limits)
-    : limits_(limits), installed_(installed), heard_(from.has_value()), pos_(from.value_or(0)) {}
+shim_link::shim_link(bool installed, std::optional<std::uint64_t> from, std::string cwd,
+                     shim_link_limits limits)
+    : limits_(limits), installed_(installed), follow_only_(from.has_value()), heard_(follow_only_),
+      cwd_(cwd.empty() ? "/workspace" : std::move(cwd)), pos_(from.value_or(0)) {}
 
 shim_link::step shim_link::act(action what) const {
     step next;
@@ -104,7 +106,7 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
     if (!certain) {
         doubt();
     }
-    return again(now, failure.message);
+    return again(now, failure.message, failure.retry_after.value_or(std::chrono::seconds(0)));
 }
 
 shim_link::step shim_link::on_cut(milliseconds now, std::string_view why) {
@@ -118,7 +120,7 @@ shim_link::step shim_link::on_nonsense(milliseconds now, std::string_view why) {
 }
 
 // A connection problem: it passes, or the outage outlasts the sandbox.
-shim_link::step shim_link::again(milliseconds now, std::string_view why) {
+shim_link::step shim_link::again(milliseconds now, std::string_view why, milliseconds at_least) {
     last_trouble_ = why;
     if (!silent_since_) {
         silent_since_ = now;
@@ -130,7 +132,7 @@ shim_link::step shim_link::again(milliseconds now, std::string_view why) {
                     started::unknown);
     }
     step next = act(action::wait);
-    next.delay = retry_.next();
+    next.delay = std::max(retry_.next(), at_least);
     return next;
 }
 
@@ -189,6 +191,7 @@ shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
 shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
     if (note.name == "deepinfra-shim/1") {
         heard_ = true;
+        spoken_ = true;
         tried_install_ = false;
         greeted_at_ = now;
         if (const auto pos = note.number("pos"); pos && *pos != pos_) {
@@ -197,7 +200,7 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         return act(action::read);
     }
     if (note.name == "note" && note.text("name") == "cwd") {
-        notice_ = "the working directory could not be entered, so this ran in " +
+        notice_ = "the working directory " + cwd_ + " could not be entered, so this ran in " +
                   std::string(note.text("cwd"));
         return act(action::read);
     }
@@ -236,6 +239,7 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
 shim_link::step shim_link::on_exit(const shim_note& note) {
     const std::string_view reason = note.text("reason");
     exec_exit exit;
+    exit.output_end = note.number("pos");
     exit.ran = started_of(note.text("started"));
     if (data_seen_ && exit.ran == started::no) {
         return lost("the shim told an end that makes no sense", started::yes);
@@ -297,12 +301,13 @@ exec_exit shim_link::not_started(const shim_note& note) {
 
 shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
     const std::string_view claim = note.text("claim");
-    if (claim == "claimed" && pos_ == 0 && reruns_ < 2) {
+    if (claim == "claimed" && pos_ == 0 && !follow_only_ && reruns_ < 2) {
         // It died before it started anything. Its claim says so, and the next `run` takes that
         // over.
         ++reruns_;
         heard_ = false;
         heard_before_ = false;
+        spoken_ = false;
         doubtful_ = false;
         return again(now, "the runner in the sandbox ended before it started the command");
     }

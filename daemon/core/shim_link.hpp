@@ -50,9 +50,10 @@ public:
         std::string text;
     };
 
-    // `installed`: the shim is known to be in the sandbox. `from`: follow only, from that position
-    // (after the daemon was started anew); nothing: a new command.
-    shim_link(bool installed, std::optional<std::uint64_t> from, shim_link_limits limits = {});
+    // `installed`: the shim is known to be in the sandbox. `from`: follow only, from that position,
+    // what was sent before; nothing: a new command. `cwd`: the directory asked for, for people.
+    shim_link(bool installed, std::optional<std::uint64_t> from, std::string cwd = {},
+              shim_link_limits limits = {});
 
     step begin();
     step on_installed();
@@ -73,9 +74,8 @@ public:
     const exec_exit& exit() const noexcept { return exit_; }
     // Where to go on: bytes of output so far, both streams.
     std::uint64_t pos() const noexcept { return pos_; }
-    bool heard() const noexcept {
-        return heard_;
-    } // the shim has spoken: the id is claimed or was found not to be
+    // The shim has spoken to us: the id is claimed or was found not to be.
+    bool heard() const noexcept { return spoken_; }
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
     // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget
     // the id.
@@ -86,7 +86,7 @@ private:
     step next_post() const { return act(heard_ ? action::follow : action::run); }
     bool long_visit(milliseconds now) const noexcept;
     void doubt(); // a `run` may have taken effect, now or later
-    step again(milliseconds now, std::string_view why);
+    step again(milliseconds now, std::string_view why, milliseconds at_least = milliseconds(0));
     step puzzled(milliseconds now, std::string_view why);
     step lost(std::string why, started ran);
     step ended(exec_exit exit);
@@ -98,8 +98,11 @@ private:
 
     shim_link_limits limits_;
     bool installed_;
+    bool follow_only_;
     bool tried_install_ = false; // since its last word
-    bool heard_;
+    bool heard_;                 // at some time: only to be followed
+    bool spoken_ = false;        // to us
+    std::string cwd_;
     bool heard_before_ = false; // in an earlier call than this one
     bool doubtful_ = false;     // a `run` may have taken effect
     bool certain_ = true;

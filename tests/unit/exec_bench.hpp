@@ -77,6 +77,7 @@ struct exec_bench {
         return text_of(steps);
     }
     std::string begin() { return note(fsm.begin()); }
+    std::string resume() { return note(fsm.resume()); }
     std::string acquired() { return note(fsm.on_acquired()); }
     std::string not_acquired(error_name name = error_name::boot_failed) {
         return note(fsm.on_not_acquired(rpc_error(name, "no sandbox")));
@@ -106,7 +107,6 @@ struct exec_bench {
     }
     std::string lingered() { return note(fsm.on_lingered()); }
     std::string internal_error() { return note(fsm.on_internal_error("a bug")); }
-    std::string stopping() { return note(fsm.on_daemon_stopping()); }
     std::string exit() const { return text_of(fsm.exit()); }
 
     void to_sending() {

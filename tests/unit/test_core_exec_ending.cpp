@@ -333,43 +333,57 @@ TEST_CASE("exec, ending: a failure inside the daemon never hangs a command") {
     }
 }
 
-TEST_CASE("exec, ending: the daemon stops, the command goes on") {
-    SUBCASE("acquiring") {
+TEST_CASE("exec, resumed: looked for where it was sent to, never sent again") {
+    SUBCASE("it is there") {
         bench b;
-        b.begin();
-        CHECK(b.stopping() == "finish");
-        CHECK(b.exit() == "failed null no shutting_down");
+        CHECK(b.resume() == "arm acquire");
+        CHECK(b.acquired() == "send"); // its clock runs already
+        CHECK(b.sent() == "read");
+        CHECK(b.exited(3) == "finish");
+        CHECK(b.exit() == "exited 3 yes");
     }
-    SUBCASE("waiting to send again") {
+    SUBCASE("its sandbox is not") {
         bench b;
-        b.to_waiting();
-        CHECK(b.stopping() == "finish");
-        CHECK(b.exit() == "failed null no shutting_down");
-    }
-    SUBCASE("sending") {
-        bench b;
-        b.to_sending();
-        CHECK(b.stopping() == "finish");
+        b.resume();
+        CHECK(b.not_acquired() == "finish");
         CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
     }
-    SUBCASE("running") {
+    SUBCASE("what it would take to look for it cannot be had") {
         bench b;
-        b.to_running();
-        CHECK(b.stopping() == "finish");
-        CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
-    }
-    SUBCASE("ending") {
-        bench b;
-        b.to_ending();
-        CHECK(b.stopping() == "finish");
-        CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
-    }
-    SUBCASE("ending, before any answer") {
-        bench b;
-        b.to_ending_unanswered();
-        CHECK(b.stopping() == "finish");
+        b.resume();
+        b.acquired();
+        CHECK(b.not_sent() == "finish");
         CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
     }
+    SUBCASE("cancelled before its sandbox was found: it may run, so it is killed") {
+        bench b;
+        b.resume();
+        CHECK(b.cancel() == "kill");
+        CHECK(b.acquired() == "-");
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.lingered() == "finish");
+    }
+    SUBCASE("its time is up before its sandbox was found") {
+        bench b;
+        b.resume();
+        CHECK(b.deadline() == "kill");
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "timed_out 124 unknown unconfirmed");
+    }
+    SUBCASE("the daemon fails while it waits") {
+        bench b;
+        b.resume();
+        CHECK(b.internal_error() == "finish");
+        CHECK(b.exit() == "lost null unknown outcome_unknown unconfirmed");
+    }
+}
+
+TEST_CASE("exec: where a kill reaches what was only just sent, a cancel does not wait") {
+    bench b;
+    b.to_sending();
+    CHECK(text_of(b.fsm.on_cancel(kill_signal::kill, true)) == "kill");
+    CHECK(text_of(b.fsm.on_killed(true, "", kill_reach::before_start)) == "finish");
+    CHECK(b.exit() == "cancelled 130 no");
 }
 
 TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a warning") {

@@ -225,14 +225,11 @@ TEST_CASE("exec: an error never invites to run again what may have run") {
         if (b.send_failed(each.kind) == "finish") check(b);
     }
     for (const bool output : {false, true}) {
-        for (const int how : {0, 1, 2, 3}) {
+        for (const int how : {0, 1, 2}) {
             bench b;
             b.to_running();
             if (output) b.output();
-            how == 0   ? b.cut()
-            : how == 1 ? b.refused()
-            : how == 2 ? b.internal_error()
-                       : b.stopping();
+            how == 0 ? b.cut() : how == 1 ? b.refused() : b.internal_error();
             check(b);
         }
     }
@@ -285,7 +282,7 @@ TEST_CASE("exec: what comes at the wrong time changes nothing") {
         for (const std::string& answer :
              {b.acquired(), b.not_acquired(), b.waited(), b.sent(), b.send_failed(kind::conflict),
               b.not_sent(), b.output(), b.exited(), b.refused(), b.cut(), b.cancel(), b.deadline(),
-              b.killed(), b.lingered(), b.internal_error(), b.stopping()}) {
+              b.killed(), b.lingered(), b.internal_error()}) {
             CHECK(answer == "-");
         }
         CHECK(b.exit() == "exited 5 yes");

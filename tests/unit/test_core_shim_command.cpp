@@ -44,7 +44,7 @@ std::optional<std::string> decoded(std::string_view text) {
 
 prepared_command run(const command_spec& spec, std::optional<milliseconds> timeout = {},
                      std::vector<std::string> ids = {}) {
-    return shim_run("/shim", "id", spec, timeout, seconds(1200), ids);
+    return shim_run("/shim", "id", spec, timeout, seconds(1200), ids, 1 << 20);
 }
 
 command_spec argv(std::vector<std::string> words) {
@@ -228,9 +228,10 @@ TEST_CASE("shim command: the digest tells every field from every other") {
 }
 
 TEST_CASE("shim command: following, killing, acknowledging") {
-    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9)) ==
+    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), true) ==
           std::vector<std::string>{"/shim", "follow", "id", "7", "--digest", "d", "--max-seconds",
                                    "9"});
+    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), false).back() == "--unattended");
     CHECK(shim_acknowledge("/shim", "id", 7) ==
           std::vector<std::string>{"/shim", "ack", "id", "7"});
     CHECK(option(shim_kill("/shim", "id", kill_signal::interrupt), "--signal") == "INT");

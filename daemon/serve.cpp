@@ -48,12 +48,11 @@ asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set
                                      const sys::notifier& manager,
                                      asio::cancellation_signal& stop_background) {
     const int signal = co_await signals.async_wait(asio::use_awaitable);
-    spdlog::info("stopping ({}); sandboxes stay as they are",
+    spdlog::info("stopping ({}); sandboxes stay as they are, and commands in them run on",
                  signal == SIGTERM ? "SIGTERM" : "SIGINT");
     manager.stopping("stopping");
     parts.stopping = true;
     stop_background.emit(asio::cancellation_type::terminal);
-    parts.execs.stop_all();
     server.stop(farewell);
     asio::steady_timer poll(context);
     for (const auto until = std::chrono::steady_clock::now() + farewell;
@@ -107,7 +106,10 @@ int serve(const sys::settings& settings) {
     manager.adopt(std::move(loaded.records));
     core::exec_limits limits;
     limits.refused = settings.queue_timeout;
-    exec::registry execs(executor, manager, account, limits);
+    exec::registry execs(executor, manager, account,
+                         {.limits = limits,
+                          .stop_if_unkillable = settings.stop_if_unkillable,
+                          .state_dir = settings.state_dir});
     exec::inside_probe inside(executor, account, execs.shims());
     manager.look_inside_with(inside);
     rpc::services parts{.account = account,
@@ -121,6 +123,7 @@ int serve(const sys::settings& settings) {
                         .complaints = std::move(loaded.complaints)};
     rpc::server server(executor, listener.release_fd(), parts);
 
+    execs.restore();
     asio::cancellation_signal stop_background;
     asio::co_spawn(context, manager.run(),
                    asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));

@@ -78,7 +78,10 @@ asio::awaitable<kill_outcome> attached_line::kill(core::kill_signal signal) {
     for (;;) {
         const cloud::exec_event event = co_await stream->next();
         if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return kill_outcome{exited->returncode == 0 ? "" : "some of them did not end"};
+            if (exited->returncode == 0) {
+                co_return kill_outcome{};
+            }
+            co_return kill_outcome{"some of them did not end", core::kill_reach::so_far, true};
         }
         if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
             co_return kill_outcome{refused->message};

@@ -29,9 +29,12 @@ struct line_unsuitable { // this kind of line does not work in that sandbox; not
 using line_opened = std::variant<line_open, line_unsuitable, cloud::failure, rpc_error>;
 
 struct line_output {
+    struct place {
+        std::uint64_t pos = 0;    // of the first byte, both streams counted together
+        std::uint64_t offset = 0; // within its stream
+    };
     bool is_stderr = false;
-    std::optional<std::uint64_t>
-        offset; // within its stream, where the line knows it: more than expected is a gap
+    std::optional<place> at; // where the line knows it: beyond the expected one is a gap
     std::string bytes;
 };
 // exec_exit: a verdict of the runner. The other three are the platform's.
@@ -41,6 +44,7 @@ using line_event = std::variant<line_output, core::exec_exit, cloud::exec_exited
 struct kill_outcome {
     std::string why; // that is not sure; empty: none of its processes is left
     core::kill_reach reach = core::kill_reach::so_far;
+    bool unkillable = false; // the sandbox was reached, and it could not be done from inside it
 };
 
 class line {
@@ -51,12 +55,33 @@ public:
     // Ends the command's processes.
     virtual boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) = 0;
     virtual void hang_up() noexcept = 0;
-    // Output before `pos`, over both streams, is safe with the client: it need not be kept any
-    // more.
+    // Output before `pos` is safe with the client: it need not be kept any more.
     virtual void acknowledged(std::uint64_t) {}
+    // Whether a client is there that will read on, be it slowly. Only what nobody attends may be
+    // given up.
+    virtual void attend(bool) {}
+    // The client has made no room for a long time, but it is there.
+    virtual void still_here() {}
     // Once the client knows its end, whatever the sandbox keeps of the command may go.
     virtual bool forgettable() const noexcept { return false; }
     virtual bool attached() const noexcept = 0; // the command depends on the connection
+};
+
+// However a coroutine ends, the connection goes with it, not when the session is forgotten.
+class hang_up {
+public:
+    explicit hang_up(line& which) : line_(&which) {}
+    hang_up(const hang_up&) = delete;
+    hang_up& operator=(const hang_up&) = delete;
+    ~hang_up() {
+        if (line_ != nullptr) {
+            line_->hang_up();
+        }
+    }
+    void leave_open() noexcept { line_ = nullptr; }
+
+private:
+    line* line_;
 };
 
 } // namespace sandboxd::exec

@@ -1,45 +1,129 @@
 #include "exec/registry.hpp"
 
+#include "core/shim_command.hpp"
+
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
 namespace sandboxd::exec {
 
 registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager,
-                   sandbox::account& account, core::exec_limits limits)
-    : executor_(std::move(executor)), manager_(manager), account_(account), limits_(limits),
-      shims_(executor_, account) {}
+                   sandbox::account& account, registry_options options)
+    : around_{executor,
+              manager,
+              account,
+              shims_,
+              options.limits,
+              options.stop_if_unkillable,
+              [this](const core::exec_record& record) { keep(record); }},
+      shims_(executor, account), journal_(options.state_dir) {}
 
-std::shared_ptr<session> registry::start(request request, std::weak_ptr<subscriber> subscriber) {
-    const std::string id = request.exec_id;
-    if (sessions_.contains(id)) {
-        throw rpc_error(error_name::exec_id_in_use,
-                        "a command with the id '" + id + "' has been started already");
+void registry::restore() {
+    std::vector<core::exec_record> records = journal_.load();
+    if (!journal_.trouble().empty()) {
+        spdlog::error(
+            "the journal of commands cannot be read, so commands of before are not known: {}",
+            journal_.trouble());
+        return;
     }
-    make_room();
-    auto started = std::make_shared<session>(executor_, manager_, account_, shims_, limits_,
-                                             std::move(request), std::move(subscriber));
-    sessions_.emplace(id, started);
-    order_.push_back(id);
+    if (records.size() > most) {
+        records.erase(records.begin(), records.end() - static_cast<std::ptrdiff_t>(most));
+    }
+    if (!records.empty()) {
+        journal_.rewrite(records);
+    }
+    for (core::exec_record& record : records) {
+        order_.push_back(record.exec_id);
+        const bool open =
+            record.phase == core::exec_phase::sent || record.phase == core::exec_phase::heard;
+        if (!open) {
+            over_.emplace(record.exec_id, std::move(record));
+            continue;
+        }
+        spdlog::info("exec {} was running when the daemon ended: looking for it", record.exec_id);
+        const std::string id = record.exec_id;
+        const auto restored = std::make_shared<session>(around_, std::move(record));
+        sessions_.emplace(id, restored);
+        restored->resume();
+    }
+}
+
+const core::exec_record* registry::record_of(const std::string& exec_id) const {
+    if (const auto found = sessions_.find(exec_id); found != sessions_.end()) {
+        return &found->second->record();
+    }
+    const auto over = over_.find(exec_id);
+    return over == over_.end() ? nullptr : &over->second;
+}
+
+registry::start_outcome registry::start(request request, view_request view, bool resume) {
+    const std::string id = request.exec_id;
+    const core::exec_record* before = record_of(id);
+    if (before != nullptr &&
+        (before->key != request.key ||
+         before->digest != core::command_digest(request.command, request.timeout))) {
+        throw rpc_error(error_name::exec_id_in_use,
+                        "a command with the id '" + id +
+                            "' and other arguments was started before; this one has not run");
+    }
+    // Accepted by an earlier daemon that died before it sent it.
+    const bool unsent = before != nullptr && known(id)->never_sent();
+    if (before != nullptr && !unsent) {
+        return {known(id)->attach(std::move(view)), true};
+    }
+    if (resume && !unsent) {
+        throw rpc_error(error_name::exec_not_found, "nothing is known of a command with the id '" +
+                                                        id + "'; it was not run again");
+    }
+    if (!unsent) {
+        make_room();
+    }
+    auto fresh = std::make_shared<session>(around_, std::move(request));
+    start_outcome outcome{fresh->attach(std::move(view)), false};
+    if (!unsent) {
+        order_.push_back(id);
+    }
+    sessions_.insert_or_assign(id, fresh);
     ++started_;
-    started->start();
-    return started;
+    fresh->start();
+    return outcome;
+}
+
+std::shared_ptr<session> registry::known(const std::string& exec_id) {
+    if (const auto found = sessions_.find(exec_id); found != sessions_.end()) {
+        return found->second;
+    }
+    const auto record = over_.find(exec_id);
+    if (record == over_.end()) {
+        return nullptr;
+    }
+    auto again = std::make_shared<session>(around_, record->second);
+    over_.erase(record);
+    sessions_.emplace(exec_id, again);
+    ended_.push_back(exec_id);
+    return again;
 }
 
 std::shared_ptr<session> registry::find(const std::string& exec_id) {
-    const auto found = sessions_.find(exec_id);
-    if (found == sessions_.end()) {
+    const std::shared_ptr<session> found = known(exec_id);
+    if (!found) {
         throw rpc_error(error_name::exec_not_found, "no command has the id '" + exec_id + "'");
     }
-    return found->second;
+    return found;
 }
 
 std::vector<std::shared_ptr<session>> registry::list(const std::optional<core::sandbox_key>& key) {
     std::vector<std::shared_ptr<session>> all;
-    for (const auto& [id, each] : sessions_) {
-        if (!key || each->key() == *key) {
-            all.push_back(each);
+    for (const std::string& id : order_) {
+        const core::exec_record* record = record_of(id);
+        if (record == nullptr || (key && record->key != *key)) {
+            continue;
         }
+        const auto found = sessions_.find(id);
+        all.push_back(found != sessions_.end() ? found->second
+                                               : std::make_shared<session>(around_, *record));
     }
     return all;
 }
@@ -49,24 +133,57 @@ std::size_t registry::running() const {
         sessions_.begin(), sessions_.end(), [](const auto& each) { return !each.second->done(); }));
 }
 
-void registry::stop_all() {
-    for (const auto& [id, each] : sessions_) {
-        each->stop_with_daemon();
+void registry::keep(const core::exec_record& record) {
+    const bool incomplete = !journal_.trouble().empty();
+    journal_.append(record);
+    const bool healed = incomplete && journal_.trouble().empty(); // but for what was lost meanwhile
+    if (healed || journal_.overgrown(order_.size())) {
+        std::vector<core::exec_record> all;
+        for (const std::string& id : order_) {
+            if (const core::exec_record* each = record_of(id)) {
+                all.push_back(*each);
+            }
+        }
+        journal_.rewrite(all);
+    }
+    if (record.phase == core::exec_phase::ended && !record.forgotten) {
+        ended_.push_back(record.exec_id);
+        settle();
+    }
+}
+
+// Of the oldest ended ones, beyond some, only the records stay.
+void registry::settle() {
+    for (std::size_t look = ended_.size(); look > 0 && ended_.size() > most_idle; --look) {
+        const std::string id = std::move(ended_.front());
+        ended_.pop_front();
+        const auto found = sessions_.find(id);
+        if (found == sessions_.end()) {
+            continue;
+        }
+        if (!found->second->settled()) {
+            ended_.push_back(id);
+            continue;
+        }
+        over_.emplace(id, found->second->record());
+        sessions_.erase(found);
     }
 }
 
 void registry::make_room() {
-    if (sessions_.size() < most) {
+    if (order_.size() < most) {
         return;
     }
     const auto oldest = std::find_if(order_.begin(), order_.end(), [this](const std::string& id) {
-        return sessions_.at(id)->settled();
+        const auto found = sessions_.find(id);
+        return found == sessions_.end() || found->second->settled();
     });
     if (oldest == order_.end()) {
         throw rpc_error(error_name::too_many_requests,
                         std::to_string(most) + " commands are running; this one has not run");
     }
     sessions_.erase(*oldest);
+    over_.erase(*oldest);
     order_.erase(oldest);
 }
 

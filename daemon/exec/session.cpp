@@ -30,10 +30,16 @@ constexpr std::chrono::milliseconds no_slack{0};
 constexpr std::chrono::seconds longest_follow{
     1500}; // the shim leaves before the platform chooses what to end
 constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
+constexpr std::chrono::seconds stop_patience{60}; // for a sandbox to stop, to end a command in it
+// A client that does not say that it has got the end may still have; the sandbox is not kept
+// waiting for it longer.
+constexpr std::chrono::minutes forget_after{10};
 
-std::chrono::milliseconds since(std::chrono::steady_clock::time_point then,
-                                std::chrono::steady_clock::time_point until) {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(until - then);
+// A time that the next daemon understands.
+std::int64_t unix_now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
 }
 
 // Asio ends a coroutine that has never waited with a wait of its own, and a cancel that came from
@@ -52,38 +58,58 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
     }
 }
 
-// However a coroutine ends, the connection goes with it, not when the session is forgotten.
-class hang_up {
-public:
-    explicit hang_up(line& which) : line_(&which) {}
-    hang_up(const hang_up&) = delete;
-    hang_up& operator=(const hang_up&) = delete;
-    ~hang_up() {
-        if (line_ != nullptr) {
-            line_->hang_up();
-        }
-    }
-    void leave_open() noexcept { line_ = nullptr; }
-
-private:
-    line* line_;
-};
-
 } // namespace
 
-session::session(asio::any_io_executor executor, sandbox::manager& manager,
-                 sandbox::account& account, shim_keeper& shims, core::exec_limits limits,
-                 request request, std::weak_ptr<subscriber> subscriber)
-    : executor_(executor), manager_(manager), account_(account), shims_(shims),
-      request_(std::move(request)), subscriber_(std::move(subscriber)), fsm_(limits),
-      queue_(request_.window), pause_(executor), deadline_(executor), linger_(executor),
-      room_(executor), ended_(executor), first_generation_(manager.generation(request_.key)),
+session::session(surroundings& around, request request)
+    : around_(around), command_(std::move(request.command)), want_(std::move(request.want)),
+      fsm_(around.limits), pause_(around.executor), deadline_(around.executor),
+      linger_(around.executor), forget_(around.executor), moved_(around.executor),
+      first_generation_(around.manager.generation(request.key)),
       asked_at_(std::chrono::steady_clock::now()) {
-    core::check_spec(request_.command);
+    core::check_spec(command_);
+    record_.exec_id = std::move(request.exec_id);
+    record_.key = std::move(request.key);
+    record_.timeout = request.timeout;
+    record_.digest = core::command_digest(command_, record_.timeout);
+    record_.at = unix_now();
+}
+
+session::session(surroundings& around, core::exec_record record)
+    : around_(around), record_(std::move(record)), fsm_(around.limits), resumed_(true),
+      doubtful_(record_.phase == core::exec_phase::sent), pause_(around.executor),
+      deadline_(around.executor), linger_(around.executor), forget_(around.executor),
+      moved_(around.executor), certain_(false),
+      asked_at_(std::chrono::steady_clock::now() -
+                std::chrono::milliseconds(std::max<std::int64_t>(unix_now() - record_.at, 0))) {
+    if (record_.phase == core::exec_phase::ended) {
+        fsm_.restore(record_.exit);
+    } else if (record_.phase == core::exec_phase::accepted) {
+        core::exec_exit exit;
+        exit.ran = core::started::no;
+        exit.message = "the daemon was stopped before it had sent the command; it has not run";
+        exit.error.emplace(error_name::shutting_down, exit.message);
+        fsm_.restore(std::move(exit));
+    }
 }
 
 void session::start() {
+    keep(core::exec_phase::accepted);
     apply(fsm_.begin());
+}
+
+void session::resume() {
+    if (record_.attached) {
+        // Its processes may still be there, and cancel() can still end them.
+        apply(fsm_.give_up("the daemon was started anew while the command ran in a sandbox that "
+                           "cannot run the shim"));
+        return;
+    }
+    if (feeds_.empty()) {
+        feeds_.push_back(std::make_shared<feed>(around_.executor, weak_from_this(),
+                                                std::weak_ptr<subscriber>(), record_.safe, 1));
+        feeds_.front()->queue_.leave();
+    }
+    apply(fsm_.resume());
 }
 
 std::chrono::milliseconds session::now() {
@@ -92,7 +118,9 @@ std::chrono::milliseconds session::now() {
 }
 
 std::chrono::milliseconds session::elapsed() const {
-    return since(asked_at_, fsm_.done() ? done_at_ : std::chrono::steady_clock::now());
+    return fsm_.done() ? record_.elapsed
+                       : std::chrono::duration_cast<std::chrono::milliseconds>(
+                             std::chrono::steady_clock::now() - asked_at_);
 }
 
 std::string_view session::phase() const noexcept {
@@ -108,6 +136,14 @@ std::string_view session::phase() const noexcept {
     return fsm_.acquiring() ? "queued" : "starting";
 }
 
+void session::keep(core::exec_phase phase) {
+    record_.phase = phase;
+    if (phase != core::exec_phase::heard) {
+        record_.at = unix_now();
+    }
+    around_.keep(record_);
+}
+
 void session::apply(const core::exec_fsm::steps& steps) {
     for (const core::exec_fsm::step& step : steps) {
         perform(step);
@@ -118,21 +154,21 @@ void session::perform(const core::exec_fsm::step& step) {
     using action = core::exec_fsm::action;
     switch (step.what) {
     case action::release_bad:
-        manager_.distrust(request_.key);
+        around_.manager.distrust(key());
         lease_.release();
         deadline_.cancel();
         [[fallthrough]];
     case action::acquire:
-        spawn(acquire());
+        carry_out(acquire());
         break;
     case action::send:
-        spawn(send());
+        carry_out(send());
         break;
     case action::read:
-        spawn(read());
+        read_first();
         break;
     case action::kill:
-        spawn(kill());
+        carry_out(kill());
         break;
     case action::wait:
         tell_progress({core::life_state::running, fsm_.waiting_for(), elapsed()});
@@ -142,13 +178,7 @@ void session::perform(const core::exec_fsm::step& step) {
         after(linger_, step.delay, &session::lingered);
         break;
     case action::arm:
-        if (request_.timeout) {
-            // The runner in the sandbox keeps the same time; ours is for when it cannot say so.
-            const bool runner = !shims_.unusable(sandbox_id_);
-            after(deadline_,
-                  std::min(*request_.timeout, longest_timeout) + (runner ? runner_slack : no_slack),
-                  &session::deadline);
-        }
+        arm();
         break;
     case action::finish:
         finish();
@@ -156,14 +186,31 @@ void session::perform(const core::exec_fsm::step& step) {
     }
 }
 
+void session::arm() {
+    if (!record_.timeout) {
+        return;
+    }
+    std::chrono::milliseconds left = std::min(*record_.timeout, longest_timeout);
+    if (resumed_) {
+        const std::chrono::milliseconds passed(std::max<std::int64_t>(unix_now() - record_.at, 0));
+        left -= std::min(left, passed);
+    }
+    // The runner in the sandbox keeps the same time; ours is for when it cannot say so.
+    const bool runner = !around_.shims.unusable(sandbox_id());
+    after(deadline_, left + (runner ? runner_slack : no_slack), &session::deadline);
+}
+
+void session::carry_out(asio::awaitable<void> coroutine) {
+    std::erase_if(coroutines_, [](const auto& each) { return each.expired(); });
+    coroutines_.push_back(spawn(std::move(coroutine)));
+}
+
 // Each coroutine keeps the session alive and ends by telling the machine something, or silently
 // when it is cancelled.
-void session::spawn(asio::awaitable<void> coroutine) {
+std::weak_ptr<asio::cancellation_signal> session::spawn(asio::awaitable<void> coroutine) {
     // A signal of its own, since one coroutine starts the next before it has quite ended.
     const auto stop = std::make_shared<asio::cancellation_signal>();
-    std::erase_if(coroutines_, [](const auto& each) { return each.expired(); });
-    coroutines_.push_back(stop);
-    asio::co_spawn(executor_, ending_well(std::move(coroutine)),
+    asio::co_spawn(around_.executor, ending_well(std::move(coroutine)),
                    asio::bind_cancellation_slot(
                        stop->slot(), [self = shared_from_this(), stop](std::exception_ptr problem) {
                            if (is_cancellation(problem)) {
@@ -176,6 +223,7 @@ void session::spawn(asio::awaitable<void> coroutine) {
                                self->apply(self->fsm_.on_internal_error(unexpected.what()));
                            }
                        }));
+    return stop;
 }
 
 void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay,
@@ -189,12 +237,20 @@ void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay,
 }
 
 asio::awaitable<void> session::acquire() {
+    if (resumed_) {
+        const bool there = co_await acquire_again();
+        apply(there ? fsm_.on_acquired()
+                    : fsm_.on_not_acquired({error_name::sandbox_gone,
+                                            "the sandbox that the command ran in does not "
+                                            "run any more"}));
+        co_return;
+    }
     const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
         self->tell_progress(news);
     };
     std::optional<rpc_error> refused;
     try {
-        lease_ = co_await manager_.acquire(request_.key, request_.want, request_.exec_id, progress);
+        lease_ = co_await around_.manager.acquire(key(), want_, id(), progress);
     } catch (const rpc_error& error) {
         refused = error;
     }
@@ -202,14 +258,25 @@ asio::awaitable<void> session::acquire() {
         apply(fsm_.on_not_acquired(std::move(*refused)));
         co_return;
     }
-    generation_ = lease_.record().generation;
-    sandbox_id_ = lease_.record().sandbox_id;
-    recreated_ = recreated_ || (first_generation_ != 0 && generation_ != first_generation_);
+    record_.generation = lease_.record().generation;
+    record_.sandbox_id = lease_.record().sandbox_id;
+    recreated_ = recreated_ || (first_generation_ != 0 && record_.generation != first_generation_);
     state_lost_ = state_lost_ || lease_.how().state_lost;
     apply(fsm_.on_acquired());
     if (fsm_.done()) {
         lease_.release(); // cancelled at the last moment
     }
+}
+
+asio::awaitable<bool> session::acquire_again() {
+    if (!lease_) {
+        std::optional<sandbox::lease> held =
+            co_await around_.manager.hold_running(key(), sandbox_id(), id());
+        if (held && !lease_) {
+            lease_ = std::move(*held);
+        }
+    }
+    co_return static_cast<bool>(lease_);
 }
 
 asio::awaitable<void> session::send() {
@@ -225,112 +292,119 @@ asio::awaitable<void> session::send() {
             co_return;
         }
         const std::shared_ptr<line> opening = line_;
+        if (!resumed_) {
+            record_.attached = opening->attached();
+            keep(core::exec_phase::sent);
+        }
         hang_up unless_open(*opening);
         line_opened outcome = co_await opening->open();
         if (std::holds_alternative<line_open>(outcome)) {
             unless_open.leave_open();
+            keep(core::exec_phase::heard);
             apply(fsm_.on_sent());
             co_return;
         }
-        if (const auto* failure = std::get_if<cloud::failure>(&outcome)) {
-            apply(fsm_.on_send_failed(now(), *failure));
+        const auto* unsuitable = std::get_if<line_unsuitable>(&outcome);
+        if (unsuitable == nullptr) {
+            apply(std::holds_alternative<cloud::failure>(outcome)
+                      ? fsm_.on_send_failed(now(), std::get<cloud::failure>(outcome))
+                      : fsm_.on_not_sent(std::get<rpc_error>(outcome)));
+            if (!fsm_.done()) {
+                keep(core::exec_phase::accepted);
+            }
             co_return;
         }
-        if (auto* error = std::get_if<rpc_error>(&outcome)) {
-            apply(fsm_.on_not_sent(std::move(*error)));
-            co_return;
-        }
-        shims_.set_unusable(
-            sandbox_id_,
-            std::get<line_unsuitable>(outcome).why); // the next line is of the other kind
+        // The next line is of the other kind.
+        around_.shims.set_unusable(sandbox_id(), unsuitable->why);
     }
 }
 
 std::shared_ptr<line> session::make_line() {
-    if (shims_.unusable(sandbox_id_)) {
-        return std::make_shared<attached_line>(account_, sandbox_id_, id(),
-                                               core::build_attached(request_.command, id()),
+    if (resumed_) {
+        line_start_ = feeds_.front()->queue_.end();
+        return line_from(feeds_.front()->queue_.end(), feeds_.front()->attended());
+    }
+    if (around_.shims.unusable(sandbox_id())) {
+        feeds_.front()->queue_.retain();
+        return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
+                                               core::build_attached(command_, id()),
                                                server_timeout());
     }
+    spool_ = around_.shims.share_of_spool(sandbox_id());
     shim_line::plan plan;
-    plan.sandbox_id = sandbox_id_;
+    plan.sandbox_id = sandbox_id();
     plan.exec_id = id();
-    plan.digest = core::command_digest(request_.command, request_.timeout);
+    plan.digest = record_.digest;
+    plan.cwd = command_.cwd;
     plan.longest = longest_connection();
-    plan.run = core::shim_run(shims_.path(), id(), request_.command, request_.timeout, plan.longest,
-                              shims_.take_told(sandbox_id_));
-    plan.installed = shims_.installed(sandbox_id_) || !lease_.how().created;
-    return std::make_shared<shim_line>(executor_, account_, shims_, std::move(plan));
+    plan.spool = spool_.bytes();
+    plan.run = core::shim_run(around_.shims.path(), id(), command_, record_.timeout, plan.longest,
+                              around_.shims.take_told(sandbox_id()), plan.spool);
+    plan.installed = around_.shims.installed(sandbox_id()) || !lease_.how().created;
+    return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
+                                       std::move(plan));
+}
+
+// To a command that was sent before.
+std::shared_ptr<line> session::line_from(std::uint64_t pos, bool attended) {
+    shim_line::plan plan;
+    plan.sandbox_id = sandbox_id();
+    plan.exec_id = id();
+    plan.digest = record_.digest;
+    plan.longest = longest_connection();
+    plan.spool = spool_.bytes();
+    plan.installed = true;
+    plan.from = pos;
+    plan.attended = attended;
+    return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
+                                       std::move(plan));
 }
 
 std::chrono::seconds session::server_timeout() const {
-    if (!request_.timeout) {
+    if (!record_.timeout) {
         return platform_cap;
     }
     return std::min(platform_cap, std::chrono::ceil<std::chrono::seconds>(
-                                      std::min(*request_.timeout, longest_timeout)) +
+                                      std::min(*record_.timeout, longest_timeout)) +
                                       platform_slack);
 }
 
 // Idleness is counted by the platform from the last call that finished (D): while a command runs,
 // one finishes at least every third of that time.
 std::chrono::seconds session::longest_connection() const {
-    return std::clamp(manager_.server_timeout() / 3, std::chrono::seconds(1), longest_follow);
-}
-
-asio::awaitable<void> session::read() {
-    const std::shared_ptr<line> reading = line_;
-    const hang_up at_the_end(*reading);
-    while (!fsm_.done()) {
-        while (queue_.full()) {
-            co_await room_.wait();
-        }
-        const line_event event = co_await reading->next();
-        take_event(event);
-        if (!std::holds_alternative<line_output>(event)) {
-            co_return;
-        }
-    }
-}
-
-void session::take_event(const line_event& event) {
-    if (const auto* output = std::get_if<line_output>(&event)) {
-        const auto stream = output->is_stderr ? core::output_stream::err : core::output_stream::out;
-        const bool idle = !queue_.can_take();
-        if (output->offset) {
-            queue_.skip_to(stream, *output->offset);
-        }
-        queue_.push(stream, output->bytes);
-        apply(fsm_.on_output());
-        if (idle) {
-            ready();
-        }
-        if (subscriber_.expired()) {
-            line_->acknowledged(queue_.total()); // nobody will ask for it
-        }
-    } else if (const auto* verdict = std::get_if<core::exec_exit>(&event)) {
-        apply(fsm_.on_verdict(*verdict));
-    } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-        apply(fsm_.on_exited(exited->returncode));
-    } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-        apply(fsm_.on_refused(refused->message));
-    } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-        apply(fsm_.on_cut(cut->why));
-    }
+    return std::clamp(around_.manager.server_timeout() / 3, std::chrono::seconds(1),
+                      longest_follow);
 }
 
 asio::awaitable<void> session::kill() {
-    const kill_outcome outcome = co_await kill_all(fsm_.signal());
+    kill_outcome outcome = co_await kill_all(fsm_.signal());
+    if (outcome.unkillable && around_.stop_if_unkillable) {
+        const bool stopped = co_await stop_sandbox();
+        if (stopped) {
+            stopped_because_ = "its processes could not be ended from inside the sandbox (" +
+                               outcome.why + "), so the sandbox was stopped";
+            outcome.why.clear();
+            outcome.reach = core::kill_reach::for_good;
+        }
+    }
     apply(fsm_.on_killed(outcome.why.empty(), outcome.why, outcome.reach));
 }
 
 asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
     using namespace asio::experimental::awaitable_operators;
+    if (!line_ && !sandbox_id().empty()) { // it ended before this daemon was started
+        if (record_.attached) {
+            line_ = std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
+                                                    core::prepared_command{}, server_timeout());
+        } else {
+            line_ = line_from(0, false);
+        }
+    }
     const std::shared_ptr<line> ending = line_;
     if (!ending) {
         co_return kill_outcome{}; // nothing was ever sent
     }
-    asio::steady_timer patience(executor_, kill_patience);
+    asio::steady_timer patience(around_.executor, kill_patience);
     const auto first = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
     kill_outcome outcome{"the platform did not answer in time"};
     if (first.index() == 0) {
@@ -342,8 +416,23 @@ asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
     co_return outcome;
 }
 
+asio::awaitable<bool> session::stop_sandbox() {
+    using namespace asio::experimental::awaitable_operators;
+    spdlog::warn("exec {}: stopping sandbox {}, as its processes cannot be ended otherwise", id(),
+                 sandbox_id());
+    sandbox::selector which{key(), {}};
+    asio::steady_timer patience(around_.executor, stop_patience);
+    try {
+        const auto first = co_await (around_.manager.stop(std::move(which), true) ||
+                                     patience.async_wait(asio::use_awaitable));
+        co_return first.index() == 0;
+    } catch (const rpc_error& problem) {
+        spdlog::warn("sandbox {} could not be stopped: {}", sandbox_id(), problem.what());
+    }
+    co_return false;
+}
+
 void session::finish() {
-    done_at_ = std::chrono::steady_clock::now();
     for (const auto& each : coroutines_) {
         if (const auto stop = each.lock()) {
             stop->emit(asio::cancellation_type::terminal);
@@ -352,22 +441,33 @@ void session::finish() {
     pause_.cancel();
     deadline_.cancel();
     linger_.cancel();
-    lease_.release();
-    request_.command = {}; // an ended command is remembered for a while, its input need not be
-    ended_.notify_all();
+    command_ = {}; // an ended command is remembered for a while, its input need not be
     const core::exec_exit& exit = fsm_.exit();
+    record_.exit = exit;
+    record_.exit.message = message();
+    record_.output_end = output_end();
+    record_.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - asked_at_);
+    keep(core::exec_phase::ended);
     spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()),
                  core::to_string(exit.reason),
                  exit.returncode ? std::to_string(*exit.returncode) : "-", elapsed().count(),
-                 output_bytes(), exit.message.empty() ? "" : ": ", exit.message);
-    ready();
+                 record_.output_end, exit.message.empty() ? "" : ": ", exit.message);
+    moved_.notify_all();
+    end_feeds();
 }
 
 std::string session::message() const {
     std::string text = fsm_.exit().message;
-    if (state_lost_) {
+    const auto add = [&text](std::string_view more) {
         text += text.empty() ? "" : "; ";
-        text += "the sandbox known before is gone, with its files: this ran in a new, empty one";
+        text += more;
+    };
+    if (!stopped_because_.empty()) {
+        add(stopped_because_);
+    }
+    if (state_lost_) {
+        add("the sandbox known before is gone, with its files: this ran in a new, empty one");
     }
     return text;
 }
@@ -385,64 +485,71 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         co_return cancel_outcome{
             confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
-    apply(fsm_.on_cancel(signal));
+    // The shim can end what has not begun yet, by its id.
+    apply(fsm_.on_cancel(signal, !around_.shims.unusable(sandbox_id())));
     while (!fsm_.done()) {
-        co_await ended_.wait();
+        co_await moved_.wait();
     }
     const bool confirmed = !fsm_.exit().kill_unconfirmed;
-    co_return cancel_outcome{confirmed, confirmed ? std::string() : fsm_.exit().message};
+    co_return cancel_outcome{confirmed, confirmed ? stopped_because_ : fsm_.exit().message};
 }
 
-void session::stop_with_daemon() {
-    apply(fsm_.on_daemon_stopping());
+void session::acknowledged(const feed& by, std::uint64_t pos) {
+    if (!feeds_.empty() && &by == feeds_.front().get()) {
+        record_.safe = std::max(record_.safe, pos);
+        if (line_) {
+            line_->acknowledged(pos);
+        }
+    }
 }
 
-void session::detach() {
-    subscriber_.reset();
-    queue_.abandon();
-    room_.notify_all();
+void session::acknowledged_end(std::uint64_t pos) {
+    if (fsm_.done() && told_ && pos >= output_end()) {
+        forget_.cancel();
+        forget();
+    }
+}
+
+void session::told(const feed&) {
+    if (!std::exchange(told_, true)) {
+        after(forget_, forget_after, &session::forget);
+    }
+}
+
+void session::forget() {
+    if (record_.forgotten) {
+        return;
+    }
+    spool_ = {};
+    record_.forgotten = true;
+    keep(core::exec_phase::ended);
+    if (certain_ && line_ && line_->forgettable()) {
+        around_.shims.told(sandbox_id(), id());
+    }
+}
+
+bool session::settled() const noexcept {
+    return fsm_.done() && !feeds_busy() &&
+           std::none_of(feeds_.begin(), feeds_.end(),
+                        [](const auto& each) { return each->attended(); });
+}
+
+std::uint64_t session::output_end() const noexcept {
+    std::uint64_t end = std::max(record_.output_end, record_.safe);
     if (fsm_.done()) {
-        told();
+        end = std::max(end, fsm_.exit().output_end.value_or(0));
     }
-}
-
-void session::told() {
-    if (line_ && line_->forgettable()) {
-        shims_.told(sandbox_id_, id());
+    for (const auto& each : feeds_) {
+        end = std::max(end, each->queue_.end());
     }
-}
-
-std::optional<core::output_chunk> session::take(std::size_t most) {
-    std::optional<core::output_chunk> chunk = queue_.take(most);
-    if (chunk && !queue_.full()) {
-        room_.notify_all();
-    }
-    return chunk;
-}
-
-bool session::acknowledge(std::uint64_t offset) {
-    const bool closed = !queue_.empty() && !queue_.can_take();
-    if (!queue_.acknowledge(offset)) {
-        return false;
-    }
-    if (line_) {
-        line_->acknowledged(offset);
-    }
-    if (closed && queue_.can_take()) {
-        ready();
-    }
-    return true;
+    return end;
 }
 
 void session::tell_progress(const sandbox::progress& news) {
-    if (const std::shared_ptr<subscriber> listener = subscriber_.lock()) {
-        listener->on_progress(key(), news);
-    }
-}
-
-void session::ready() {
-    if (const std::shared_ptr<subscriber> listener = subscriber_.lock()) {
-        listener->on_ready(shared_from_this());
+    for (const auto& each : feeds_) {
+        if (const std::shared_ptr<subscriber> listener = each->to_.lock()) {
+            listener->on_progress(key(), news);
+        }
     }
 }
 

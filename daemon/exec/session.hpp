@@ -1,16 +1,20 @@
-// One command: the shell that carries out what core/exec_fsm decides, and the queue its output
-// waits in.
+// One command: the shell that carries out what core/exec_fsm decides.
 //
-// Owned by the registry; it outlives the connection that asked for it, and the coroutines it starts
-// keep it alive until they have ended. It holds its sandbox (a lease) from just before it is sent
-// until it has ended. Its output is pulled by the one subscriber, at most a window ahead of what
-// that has acknowledged; without a subscriber it is counted and dropped.
+// Owned by the registry; it outlives the connections that ask for it and, by its record in the
+// journal, the daemon. The coroutines it starts keep it alive until they have ended. It holds its
+// sandbox (a lease) from just before it is sent until it has ended and nobody reads it any more.
+//
+// Its output goes into feeds, one a client. The first one is read from the moment the command is
+// sent: its client's window is what holds the command up. Without a client it is read on, so that
+// the end is known, and the sandbox keeps the output for the next one. Any other feed follows the
+// command through a connection of its own.
 #pragma once
 
 #include "base/condition.hpp"
 #include "core/command.hpp"
 #include "core/exec_fsm.hpp"
-#include "core/output_queue.hpp"
+#include "core/exec_record.hpp"
+#include "exec/feed.hpp"
 #include "exec/line.hpp"
 #include "exec/shim_keeper.hpp"
 #include "sandbox/manager.hpp"
@@ -21,6 +25,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,27 +33,20 @@
 
 namespace sandboxd::exec {
 
-class session;
-
-// Who gets a command's output. Called on the daemon's thread; must not call back into the session
-// at once.
-class subscriber {
-public:
-    virtual ~subscriber() = default;
-    // There is something to take() or the exit to tell; said again only after the queue was found
-    // empty.
-    virtual void on_ready(const std::shared_ptr<session>& which) = 0;
-    // The sandbox is being brought up for it.
-    virtual void on_progress(const core::sandbox_key& key, const sandbox::progress& progress) = 0;
-};
-
 struct request {
     std::string exec_id;
     core::sandbox_key key;
     core::command_spec command;
     std::optional<std::chrono::milliseconds> timeout; // of the command itself, from when it is sent
-    std::size_t window = 1U << 20;                    // bytes
     sandbox::wanted want;
+};
+
+// Where a client stands with a command.
+struct view_request {
+    std::weak_ptr<subscriber> to;
+    std::uint64_t from = 0;         // position of the first byte it wants
+    std::size_t window = 1U << 20;  // bytes
+    std::shared_ptr<feed> replaces; // the same client's, of before
 };
 
 struct cancel_outcome {
@@ -56,71 +54,103 @@ struct cancel_outcome {
     std::string message;
 };
 
+// What every session uses; outlives them all.
+struct surroundings {
+    boost::asio::any_io_executor executor;
+    sandbox::manager& manager;
+    sandbox::account& account;
+    shim_keeper& shims;
+    core::exec_limits limits;
+    bool stop_if_unkillable = true; // the sandbox, when the processes in it cannot be ended
+    std::function<void(const core::exec_record&)> keep; // in the journal
+};
+
 class session : public std::enable_shared_from_this<session> {
 public:
-    // Throws rpc_error when the request cannot be carried out whatever the cloud says; nothing has
-    // run then.
-    session(boost::asio::any_io_executor executor, sandbox::manager& manager,
-            sandbox::account& account, shim_keeper& shims, core::exec_limits limits,
-            request request, std::weak_ptr<subscriber> subscriber);
+    // A new command. Throws rpc_error when the request cannot be carried out whatever the cloud
+    // says; nothing has run then.
+    session(surroundings& around, request request);
+    // One of an earlier daemon.
+    session(surroundings& around, core::exec_record record);
 
-    void start();
+    void start();  // a new one
+    void resume(); // an earlier one that has not ended
+    // Output from there on, then the exit, go to that subscriber. Throws rpc_error: invalid_params
+    // beyond the end, exec_id_in_use where only one client can be attached.
+    std::shared_ptr<feed> attach(view_request view);
     // Ends the command; completes when it has ended or could not be ended. Sharper signals may
     // follow softer ones.
     boost::asio::awaitable<cancel_outcome> cancel(core::kill_signal signal);
-    void stop_with_daemon();
-    // The subscriber's connection is gone.
-    void detach();
-    // The client has been told the exit, or there is none: what the sandbox keeps of the command
-    // may go.
-    void told();
 
-    // For the subscriber: the next piece of at most `most` bytes, if the window allows.
-    std::optional<core::output_chunk> take(std::size_t most);
-    // False: more was acknowledged than was sent.
-    bool acknowledge(std::uint64_t offset);
-    // All output has been taken and the exit stands: nothing follows.
-    bool exit_due() const noexcept { return fsm_.done() && queue_.empty(); }
-    // Nobody has anything to get from it any more.
-    bool settled() const noexcept {
-        return fsm_.done() && (queue_.empty() || subscriber_.expired());
-    }
+    // A client has got everything, the exit too: what the sandbox keeps of it may go.
+    void acknowledged_end(std::uint64_t pos);
 
-    const std::string& id() const noexcept { return request_.exec_id; }
-    const core::sandbox_key& key() const noexcept { return request_.key; }
+    // For its feeds.
+    void acknowledged(const feed& by, std::uint64_t pos);
+    void told(const feed& to);
+    void detached(const std::shared_ptr<feed>& which);
+
+    const core::exec_record& record() const noexcept { return record_; }
+    const std::string& id() const noexcept { return record_.exec_id; }
+    const core::sandbox_key& key() const noexcept { return record_.key; }
     bool done() const noexcept { return fsm_.done(); }
+    // An earlier daemon accepted it, and died before it sent it.
+    bool never_sent() const noexcept { return resumed_ && !sent(); }
+    // Nothing is going on that needs more than its record.
+    bool settled() const noexcept;
     const core::exec_exit& exit() const noexcept { return fsm_.exit(); } // once done
     std::string message() const; // the exit's, and what else the client should know; empty: nothing
     std::string_view phase() const noexcept;
     bool recreated() const noexcept {
         return recreated_;
     } // what it ran in had booted anew since the request
-    std::uint64_t generation() const noexcept { return generation_; }
+    std::uint64_t generation() const noexcept { return record_.generation; }
     const std::string& sandbox_id() const noexcept {
-        return sandbox_id_;
-    } // empty before it has one
-    std::uint64_t output_bytes() const noexcept { return queue_.total(); }
-    std::uint64_t dropped_bytes() const noexcept { return queue_.dropped(); }
+        return record_.sandbox_id;
+    }                                          // empty before it has one
+    std::uint64_t output_end() const noexcept; // position after the last byte known of
     std::chrono::milliseconds elapsed() const; // since the request; stands still once done
-    std::chrono::steady_clock::time_point done_at() const noexcept { return done_at_; }
 
 private:
     void apply(const core::exec_fsm::steps& steps);
     void perform(const core::exec_fsm::step& step);
+    void arm();
     void finish();
-    void spawn(boost::asio::awaitable<void> coroutine);
+    void keep(core::exec_phase phase);
+    std::weak_ptr<boost::asio::cancellation_signal> spawn(boost::asio::awaitable<void> coroutine);
+    void carry_out(boost::asio::awaitable<void> coroutine); // until the command has ended
     void after(boost::asio::steady_timer& timer, std::chrono::milliseconds delay,
                void (session::*then)());
 
     boost::asio::awaitable<void> acquire();
+    boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     boost::asio::awaitable<void> send();
-    boost::asio::awaitable<void> read();
     boost::asio::awaitable<void> kill();
     boost::asio::awaitable<kill_outcome> kill_all(core::kill_signal signal);
-    std::shared_ptr<line> make_line();
-    void take_event(const line_event& event);
-    void ready();
+    boost::asio::awaitable<bool> stop_sandbox();
+
+    // session_feeds.cpp
+    void check_position(std::uint64_t from) const; // throws invalid_params
+    void move_first(view_request view);
+    void read_first();
+    void follow_soon(const std::shared_ptr<feed>& which);
+    void stop_reading(feed& which);
+    boost::asio::awaitable<void> follow(std::shared_ptr<feed> into);
+    boost::asio::awaitable<void> read(std::shared_ptr<feed> into);
+    boost::asio::awaitable<void> wait_for_room(feed& into, line& from);
+    void take_event(feed& into, const line_event& event);
+    boost::asio::awaitable<void> settle(core::exec_exit exit);
+    void end_feed(feed& which);
+    void end_feeds();
+    void cut_tails();
+    bool feeds_busy() const noexcept;
+    void let_go_if_idle();
+    bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
+
+    std::shared_ptr<line> make_line(); // of the kind that its sandbox allows
+    std::shared_ptr<line> line_from(std::uint64_t pos, bool attended);
     void tell_progress(const sandbox::progress& news);
+    void forget();
 
     void waited() { apply(fsm_.on_waited()); }
     void lingered() { apply(fsm_.on_lingered()); }
@@ -129,34 +159,36 @@ private:
     std::chrono::seconds longest_connection() const;
     static std::chrono::milliseconds now();
 
-    boost::asio::any_io_executor executor_;
-    sandbox::manager& manager_;
-    sandbox::account& account_;
-    shim_keeper& shims_;
-    request request_;
-    std::weak_ptr<subscriber> subscriber_;
-
+    surroundings& around_;
+    core::exec_record record_;
+    core::command_spec command_; // until it has ended
+    sandbox::wanted want_;
     core::exec_fsm fsm_;
-    core::output_queue queue_;
+    bool resumed_ = false;                     // an earlier daemon sent it
+    bool doubtful_ = false;                    // ... or may not have
+    std::vector<std::shared_ptr<feed>> feeds_; // the first one first
     sandbox::lease lease_;
     std::shared_ptr<line>
         line_; // to the command; made when it is first sent, kept to end what may still run
+    std::uint64_t line_start_ = 0; // position that it was opened for
 
     std::vector<std::weak_ptr<boost::asio::cancellation_signal>>
-        coroutines_; // one each, to stop it by
+        coroutines_; // that carry out the machine's steps: one each, to stop it by
     boost::asio::steady_timer pause_;
     boost::asio::steady_timer deadline_;
     boost::asio::steady_timer linger_;
-    condition room_;  // the queue may have room again
-    condition ended_; // the exit stands
+    boost::asio::steady_timer forget_;
+    condition moved_; // it has begun or ended
+
+    spool_share spool_;
+    bool certain_ = true; // nothing that was sent can still arrive late
+    bool told_ = false;   // somebody, its end
 
     std::uint64_t first_generation_ = 0; // when the request came
-    std::uint64_t generation_ = 0;
     bool recreated_ = false;
     bool state_lost_ = false;
-    std::string sandbox_id_;
+    std::string stopped_because_; // its sandbox, to end it
     std::chrono::steady_clock::time_point asked_at_;
-    std::chrono::steady_clock::time_point done_at_;
 };
 
 } // namespace sandboxd::exec

@@ -19,6 +19,10 @@ constexpr std::chrono::seconds install_patience{60};
 constexpr std::size_t most_told =
     1024; // of one sandbox; what is forgotten beyond that stays in the sandbox for a day
 
+constexpr std::uint64_t sandbox_spool = 1U << 30;   // bytes, all commands of a sandbox together
+constexpr std::uint64_t largest_spool = 256U << 20; // bytes, of one
+constexpr std::uint64_t smallest_spool = 1U << 20;
+
 } // namespace
 
 shim_keeper::shim_keeper(asio::any_io_executor executor, sandbox::account& account)
@@ -161,6 +165,12 @@ std::vector<std::string> shim_keeper::take_told(const std::string& sandbox_id) {
     std::vector<std::string> taken(ids.begin(), ids.begin() + count);
     ids.erase(ids.begin(), ids.begin() + count);
     return taken;
+}
+
+spool_share shim_keeper::share_of_spool(const std::string& sandbox_id) {
+    const std::shared_ptr<std::uint64_t>& reserved = at(sandbox_id).reserved;
+    const std::uint64_t left = sandbox_spool - std::min(*reserved, sandbox_spool);
+    return {reserved, std::clamp(left / 4, smallest_spool, largest_spool)};
 }
 
 } // namespace sandboxd::exec

@@ -12,10 +12,12 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sandboxd::exec {
@@ -24,6 +26,34 @@ struct install_outcome {
     bool installed = false;
     std::optional<cloud::failure> failure; // a request went wrong: says nothing of the shim
     std::string unusable;                  // the shim cannot run there, for this reason
+};
+
+// What one command may have kept of its output in its sandbox. Movable; the share is given back
+// with it.
+class spool_share {
+public:
+    spool_share() = default;
+    spool_share(std::shared_ptr<std::uint64_t> reserved, std::uint64_t bytes)
+        : reserved_(std::move(reserved)), bytes_(bytes) {
+        *reserved_ += bytes_;
+    }
+    spool_share(spool_share&& other) noexcept
+        : reserved_(std::move(other.reserved_)), bytes_(std::exchange(other.bytes_, 0)) {}
+    spool_share& operator=(spool_share&& other) noexcept {
+        std::swap(reserved_, other.reserved_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~spool_share() {
+        if (reserved_) {
+            *reserved_ -= bytes_;
+        }
+    }
+    std::uint64_t bytes() const noexcept { return bytes_; }
+
+private:
+    std::shared_ptr<std::uint64_t> reserved_; // of the sandbox
+    std::uint64_t bytes_ = 0;
 };
 
 class shim_keeper {
@@ -47,6 +77,10 @@ public:
     void told(const std::string& sandbox_id, const std::string& exec_id);
     std::vector<std::string> take_told(const std::string& sandbox_id); // at most 16, oldest first
 
+    // All spools of a sandbox together stay within one bound: the more there are, the smaller the
+    // next.
+    spool_share share_of_spool(const std::string& sandbox_id);
+
 private:
     struct place {
         explicit place(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
@@ -55,6 +89,7 @@ private:
         std::uint64_t installs = 0;
         std::string unusable;
         std::vector<std::string> told;
+        std::shared_ptr<std::uint64_t> reserved = std::make_shared<std::uint64_t>(0); // bytes
         condition changed;
     };
 

@@ -26,7 +26,7 @@ constexpr std::chrono::seconds helper_limit{30}; // for `shim kill` and `shim ac
 constexpr std::chrono::seconds farewell{2};
 constexpr std::chrono::seconds silence{45}; // three of the shim's keepalives
 constexpr std::chrono::seconds tell_again{2};
-constexpr std::uint64_t tell_every = 64U << 20; // bytes; a quarter of the shim's spool
+constexpr std::uint64_t spool_part = 4; // so much of the spool is acknowledged at a time
 
 std::chrono::milliseconds now() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -54,7 +54,8 @@ asio::awaitable<void> read_to_the_end(asio::any_io_executor executor,
 shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper,
                      plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
-      link_(plan_.installed, std::nullopt), step_(link_.begin()) {}
+      link_(plan_.installed, plan_.from, plan_.cwd), step_(link_.begin()),
+      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_) {}
 
 asio::awaitable<line_opened> shim_line::open() {
     for (;;) {
@@ -74,7 +75,9 @@ asio::awaitable<line_opened> shim_line::open() {
 asio::awaitable<line_event> shim_line::next() {
     for (;;) {
         if (step_.what == link::action::deliver) {
-            line_output piece{step_.data.is_stderr, step_.data.offset, std::move(step_.data.bytes)};
+            line_output piece{step_.data.is_stderr,
+                              line_output::place{step_.data.pos, step_.data.offset},
+                              std::move(step_.data.bytes)};
             step_ = link::step{};
             co_return line_event(std::move(piece));
         }
@@ -152,7 +155,7 @@ asio::awaitable<link::step> shim_line::post(bool run) {
     std::vector<std::string> argv = plan_.run.argv;
     if (!run) {
         argv = core::shim_follow(keeper_.path(), plan_.exec_id, link_.pos(), plan_.digest,
-                                 plan_.longest);
+                                 plan_.longest, plan_.attended);
     }
     auto sent = co_await account_.cloud().exec(plan_.sandbox_id, std::move(argv), platform_cap);
     account_.observe(sent);
@@ -216,7 +219,8 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
             outcome = co_await try_kill(signal);
         }
     }
-    co_return outcome.value_or(kill_outcome{"the shim did not say how the killing went"});
+    co_return outcome.value_or(
+        kill_outcome{"the shim did not say how the killing went", core::kill_reach::so_far, true});
 }
 
 // Nothing: the shim did not say a word.
@@ -245,14 +249,16 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
                     asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream)),
                                    asio::detached);
                     if (note->text("confirmed") != "yes") {
-                        co_return kill_outcome{"some of them did not end"};
+                        co_return kill_outcome{"some of them did not end", core::kill_reach::so_far,
+                                               true};
                     }
                     co_return kill_outcome{"", note->text("was") == "unclaimed"
                                                    ? core::kill_reach::before_start
                                                    : core::kill_reach::for_good};
                 }
                 if (note != nullptr && note->name == "error") {
-                    co_return kill_outcome{"the shim failed: " + std::string(note->text("name"))};
+                    co_return kill_outcome{"the shim failed: " + std::string(note->text("name")),
+                                           core::kill_reach::so_far, true};
                 }
             }
         } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
@@ -269,24 +275,38 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
 // Rarely: only for commands that print more than the shim keeps does it matter when.
 void shim_line::acknowledged(std::uint64_t pos) {
     safe_pos_ = std::max(safe_pos_, pos);
-    if (telling_ || safe_pos_ < told_pos_ + tell_every) {
-        return;
+    if (safe_pos_ >= told_pos_ + std::max<std::uint64_t>(plan_.spool / spool_part, 1)) {
+        acknowledge_soon();
     }
-    telling_ = true;
-    asio::co_spawn(
-        executor_, [self = shared_from_this()] { return self->keep_acknowledging(); },
-        asio::detached);
+}
+
+// The same word again keeps the shim from taking the command for one that nobody attends, and is a
+// call that finishes, which keeps the platform from taking the sandbox for idle (D).
+void shim_line::still_here() {
+    acknowledge_soon();
+}
+
+void shim_line::acknowledge_soon() {
+    tell_now_ = true;
+    if (!telling_) {
+        telling_ = true;
+        asio::co_spawn(
+            executor_, [self = shared_from_this()] { return self->keep_acknowledging(); },
+            asio::detached);
+    }
 }
 
 // A full spool waits for this one word, so it is said until it has arrived.
 asio::awaitable<void> shim_line::keep_acknowledging() {
     asio::steady_timer pause(executor_);
-    while (safe_pos_ >= told_pos_ + tell_every && step_.what != link::action::ended) {
+    while (tell_now_ && step_.what != link::action::ended) {
+        tell_now_ = false;
         const std::uint64_t pos = safe_pos_;
         const bool arrived = co_await send_acknowledgement(pos);
         if (arrived) {
-            told_pos_ = pos;
+            told_pos_ = std::max(told_pos_, pos);
         } else {
+            tell_now_ = true;
             pause.expires_after(tell_again);
             co_await pause.async_wait(asio::use_awaitable);
         }

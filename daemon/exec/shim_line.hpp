@@ -26,9 +26,13 @@ public:
         std::string sandbox_id;
         std::string exec_id;
         std::string digest;
-        core::prepared_command run;      // `shim run ...`
-        std::chrono::seconds longest{0}; // of one connection
-        bool installed = false;          // the shim is thought to be there
+        core::prepared_command run;        // `shim run ...`
+        std::string cwd;                   // that was asked for
+        std::chrono::seconds longest{0};   // of one connection
+        bool installed = false;            // the shim is thought to be there
+        std::optional<std::uint64_t> from; // it was sent before: go on from there
+        bool attended = true;
+        std::uint64_t spool = 0; // bytes, most that the sandbox keeps of its output
     };
 
     shim_line(boost::asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper,
@@ -39,6 +43,8 @@ public:
     boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) override;
     void hang_up() noexcept override;
     void acknowledged(std::uint64_t pos) override;
+    void attend(bool somebody) override { plan_.attended = somebody; }
+    void still_here() override;
     bool forgettable() const noexcept override { return link_.certain(); }
     bool attached() const noexcept override { return false; }
 
@@ -47,6 +53,7 @@ private:
     boost::asio::awaitable<core::shim_link::step> post(bool run);
     boost::asio::awaitable<core::shim_link::step> read();
     boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
+    void acknowledge_soon();
     boost::asio::awaitable<void> keep_acknowledging();
     boost::asio::awaitable<bool> send_acknowledgement(std::uint64_t pos);
 
@@ -62,6 +69,7 @@ private:
     bool given_up_ = false;      // before anything was sent
     std::uint64_t safe_pos_ = 0; // with the client
     std::uint64_t told_pos_ = 0; // of that, to the shim
+    bool tell_now_ = false;
     bool telling_ = false;
 };
 

@@ -49,12 +49,9 @@ void connection::close() {
     socket_.close(ignored);
     answers_.clear();
     ready_.clear();
-    for (const auto& each : owned_) {
-        if (const std::shared_ptr<exec::session> session = each.lock()) {
-            session->detach();
-        }
+    for (const std::shared_ptr<exec::feed>& each : std::exchange(owned_, {})) {
+        each->detach();
     }
-    owned_.clear();
     wanted_.notify_all();
     written_.notify_all();
 }
@@ -193,8 +190,7 @@ asio::awaitable<void> connection::run(request_message request) {
 }
 
 bool connection::all_said() const {
-    return in_flight_ == 0 && std::none_of(owned_.begin(), owned_.end(),
-                                           [](const auto& each) { return !each.expired(); });
+    return in_flight_ == 0 && owned_.empty();
 }
 
 void connection::answer(std::string line) {
@@ -206,16 +202,31 @@ void connection::answer(std::string line) {
     wanted_.notify_all();
 }
 
-void connection::own(const std::shared_ptr<exec::session>& session) {
+void connection::own(const std::shared_ptr<exec::feed>& feed) {
     if (closed_) {
-        session->detach();
+        feed->detach();
         return;
     }
-    std::erase_if(owned_, [](const auto& each) { return each.expired(); });
-    owned_.push_back(session);
+    if (const std::shared_ptr<exec::session> of = feed->of()) {
+        if (const std::shared_ptr<exec::feed> before = feed_of(of->id())) {
+            std::erase(owned_, before);
+            if (before != feed) {
+                std::erase(ready_, before);
+            }
+        }
+    }
+    owned_.push_back(feed);
 }
 
-void connection::on_ready(const std::shared_ptr<exec::session>& which) {
+std::shared_ptr<exec::feed> connection::feed_of(const std::string& exec_id) const {
+    const auto found = std::find_if(owned_.begin(), owned_.end(), [&](const auto& each) {
+        const std::shared_ptr<exec::session> of = each->of();
+        return of && of->id() == exec_id;
+    });
+    return found == owned_.end() ? nullptr : *found;
+}
+
+void connection::on_ready(const std::shared_ptr<exec::feed>& which) {
     if (closed_ || std::find(ready_.begin(), ready_.end(), which) != ready_.end()) {
         return;
     }
@@ -235,15 +246,19 @@ void connection::fill(std::string& buffer) {
         answers_.pop_front();
     }
     while (!ready_.empty() && buffer.size() < batch) {
-        const std::shared_ptr<exec::session> next = std::move(ready_.front());
+        const std::shared_ptr<exec::feed> next = std::move(ready_.front());
         ready_.pop_front();
+        const std::shared_ptr<exec::session> of = next->of();
+        if (!of) {
+            continue;
+        }
         if (const std::optional<core::output_chunk> chunk = next->take(piece)) {
-            buffer += format_notification("exec.output", encode_output(*next, *chunk));
+            buffer += format_notification("exec.output", encode_output(*of, *chunk));
             ready_.push_back(next);
         } else if (next->exit_due()) {
-            buffer += format_notification("exec.exit", encode_exit(*next));
+            buffer += format_notification("exec.exit", encode_exit(*of, *next));
+            std::erase(owned_, next);
             next->told();
-            std::erase_if(owned_, [&](const auto& each) { return each.lock() == next; });
         }
     }
 }

@@ -40,10 +40,13 @@ public:
     bool closed() const noexcept { return closed_; }
 
     const sys::process_identity& peer() const noexcept { return peer_; }
-    // The command's output comes here; when the connection goes, the command is detached.
-    void own(const std::shared_ptr<exec::session>& session);
+    // The command's output comes here, in place of an earlier feed of the same command; when the
+    // connection goes, the feed is detached.
+    void own(const std::shared_ptr<exec::feed>& feed);
+    // The one of that command that comes here; null: none does.
+    std::shared_ptr<exec::feed> feed_of(const std::string& exec_id) const;
 
-    void on_ready(const std::shared_ptr<exec::session>& which) override;
+    void on_ready(const std::shared_ptr<exec::feed>& which) override;
     void on_progress(const core::sandbox_key& key, const sandbox::progress& news) override;
 
 private:
@@ -74,10 +77,10 @@ private:
     std::size_t in_flight_ = 0;
     std::size_t pending_ = 0;         // bytes in answers_
     std::deque<std::string> answers_; // complete lines
-    std::deque<std::shared_ptr<exec::session>> ready_;
-    std::vector<std::weak_ptr<exec::session>> owned_;
-    condition written_; // there is room for answers again
-    condition wanted_;  // there is something to write
+    std::deque<std::shared_ptr<exec::feed>> ready_;
+    std::vector<std::shared_ptr<exec::feed>> owned_; // whose exit has not been told
+    condition written_;                              // there is room for answers again
+    condition wanted_;                               // there is something to write
 };
 
 } // namespace sandboxd::rpc

@@ -63,7 +63,7 @@ json::object encode_entry(const exec::session& session) {
                        {"key", encode(session.key())},
                        {"phase", session.phase()},
                        {"elapsed_s", seconds(session.elapsed())},
-                       {"output_bytes", session.output_bytes()},
+                       {"output_bytes", session.output_end()},
                        {"sandbox_id", text_or_null(session.sandbox_id())},
                        {"reason", nullptr},
                        {"returncode", nullptr}};
@@ -79,7 +79,8 @@ json::object encode_entry(const exec::session& session) {
 json::object encode_output(const exec::session& session, const core::output_chunk& chunk) {
     json::object params{{"exec_id", session.id()},
                         {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
-                        {"offset", chunk.offset}};
+                        {"offset", chunk.offset},
+                        {"pos", chunk.pos}};
     if (is_utf8(chunk.bytes)) {
         params["data"] = chunk.bytes;
     } else {
@@ -88,7 +89,7 @@ json::object encode_output(const exec::session& session, const core::output_chun
     return params;
 }
 
-json::object encode_exit(const exec::session& session) {
+json::object encode_exit(const exec::session& session, const exec::feed& feed) {
     const core::exec_exit& exit = session.exit();
     json::object params{{"exec_id", session.id()},
                         {"returncode", nullptr},
@@ -96,8 +97,8 @@ json::object encode_exit(const exec::session& session) {
                         {"started", core::to_string(exit.ran)},
                         {"recreated", session.recreated()},
                         {"generation", session.generation()},
-                        {"output_bytes", session.output_bytes()},
-                        {"dropped_bytes", session.dropped_bytes()}};
+                        {"output_bytes", session.output_end()},
+                        {"dropped_bytes", feed.dropped()}};
     if (exit.returncode) {
         params["returncode"] = *exit.returncode;
     }

@@ -18,6 +18,7 @@ json::object encode_progress(const core::sandbox_key& key, const sandbox::progre
 json::object encode_entry(const exec::session& session); // of exec.list
 json::object encode_output(const exec::session& session,
                            const core::output_chunk& chunk); // params of exec.output
-json::object encode_exit(const exec::session& session);      // params of exec.exit
+json::object encode_exit(const exec::session& session,
+                         const exec::feed& feed); // params of exec.exit
 
 } // namespace sandboxd::rpc

@@ -46,6 +46,12 @@ json::array health_items(const services& parts) {
     for (const std::string& text : parts.manager.complaints()) {
         add(warnings, "degraded", "warning", text, "");
     }
+    if (const std::string& why = parts.execs.journal_trouble(); !why.empty()) {
+        add(warnings, "journal", "warning",
+            "The journal of commands cannot be kept (" + why +
+                "): should the daemon end now, it would not find running commands again.",
+            "Make room in the state directory, or put its permissions right.");
+    }
     const std::map<std::string, std::string> without_shim = parts.execs.shims().all_unusable();
     for (const sandbox::view& shown : parts.manager.list()) {
         const auto found = without_shim.find(shown.record.sandbox_id);

@@ -19,6 +19,7 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"sandbox.stop", bind(sandbox_stop)},
         {"sandbox.terminate", bind(sandbox_terminate)},
         {"exec.start", bind(exec_start)},
+        {"exec.attach", bind(exec_attach)},
         {"exec.ack", bind(exec_ack)},
         {"exec.cancel", bind(exec_cancel)},
         {"exec.list", bind(exec_list)},

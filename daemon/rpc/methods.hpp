@@ -64,6 +64,7 @@ boost::asio::awaitable<json::value> sandbox_stop(call from, forced_selector_para
 boost::asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params params);
 // methods_exec.cpp
 boost::asio::awaitable<json::value> exec_start(call from, exec_start_params params);
+boost::asio::awaitable<json::value> exec_attach(call from, exec_attach_params params);
 boost::asio::awaitable<json::value> exec_ack(call from, exec_ack_params params);
 boost::asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params);
 boost::asio::awaitable<json::value> exec_list(call from, exec_list_params params);

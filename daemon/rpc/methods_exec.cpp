@@ -15,14 +15,30 @@ asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
     from.parts.account.require_configured();
     const std::string id = params.request.exec_id;
     from.parts.manager.hold(params.request.key, from.from->peer());
-    from.from->own(from.parts.execs.start(std::move(params.request), from.from));
-    co_return json::object{{"exec_id", id}, {"accepted", true}};
+    const exec::registry::start_outcome outcome = from.parts.execs.start(
+        std::move(params.request),
+        {from.from, params.offset, params.window, from.from->feed_of(id)}, params.resume);
+    from.from->own(outcome.output);
+    co_return json::object{{"exec_id", id}, {"accepted", true}, {"attached", outcome.attached}};
+}
+
+asio::awaitable<json::value> exec_attach(call from, exec_attach_params params) {
+    const std::shared_ptr<exec::session> session = from.parts.execs.find(params.exec_id);
+    from.from->own(session->attach(
+        {from.from, params.offset, params.window, from.from->feed_of(params.exec_id)}));
+    co_return json::object{
+        {"exec_id", params.exec_id}, {"phase", session->phase()}, {"attached", true}};
 }
 
 asio::awaitable<json::value> exec_ack(call from, exec_ack_params params) {
-    if (!from.parts.execs.find(params.exec_id)->acknowledge(params.offset)) {
-        throw rpc_error(error_name::invalid_params,
-                        "'offset' is more than has been sent; nothing was done");
+    const std::shared_ptr<exec::session> session = from.parts.execs.find(params.exec_id);
+    if (const std::shared_ptr<exec::feed> feed = from.from->feed_of(params.exec_id)) {
+        if (!feed->acknowledge(params.offset)) {
+            throw rpc_error(error_name::invalid_params,
+                            "'offset' is more than has been sent; nothing was done");
+        }
+    } else {
+        session->acknowledged_end(params.offset);
     }
     co_return json::object{};
 }

@@ -32,6 +32,15 @@ std::chrono::milliseconds duration_from(double seconds) {
     return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, longest) * 1000));
 }
 
+std::size_t window_from(fields& in) {
+    return static_cast<std::size_t>(
+        in.optional_integer("window", 4096, 16 << 20).value_or(1 << 20));
+}
+
+std::uint64_t offset_from(fields& in) {
+    return static_cast<std::uint64_t>(in.optional_integer("offset", 0, largest).value_or(0));
+}
+
 } // namespace
 
 no_params no_params::from(const json::object& object) {
@@ -129,8 +138,9 @@ exec_start_params exec_start_params::from(const json::object& object) {
         }
         request.timeout = std::max(duration_from(*timeout), std::chrono::milliseconds(1));
     }
-    request.window =
-        static_cast<std::size_t>(in.optional_integer("window", 4096, 16 << 20).value_or(1 << 20));
+    params.window = window_from(in);
+    params.offset = offset_from(in);
+    params.resume = in.flag("resume", false);
     request.want = wanted_from(in);
     in.finish();
     return params;
@@ -140,6 +150,13 @@ exec_ack_params exec_ack_params::from(const json::object& object) {
     fields in(object);
     exec_ack_params params{in.exec_id(),
                            static_cast<std::uint64_t>(in.integer("offset", 0, largest))};
+    in.finish();
+    return params;
+}
+
+exec_attach_params exec_attach_params::from(const json::object& object) {
+    fields in(object);
+    exec_attach_params params{in.exec_id(), offset_from(in), window_from(in)};
     in.finish();
     return params;
 }

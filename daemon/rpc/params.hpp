@@ -60,6 +60,9 @@ struct forced_selector_params {
 
 struct exec_start_params {
     exec::request request;
+    std::uint64_t offset = 0; // to attach from, if the id is known
+    std::size_t window = 0;   // bytes
+    bool resume = false;
     static exec_start_params from(const json::object& object);
 };
 
@@ -67,6 +70,13 @@ struct exec_ack_params {
     std::string exec_id;
     std::uint64_t offset = 0;
     static exec_ack_params from(const json::object& object);
+};
+
+struct exec_attach_params {
+    std::string exec_id;
+    std::uint64_t offset = 0;
+    std::size_t window = 0; // bytes
+    static exec_attach_params from(const json::object& object);
 };
 
 struct exec_cancel_params {

@@ -160,12 +160,38 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
         const std::shared_ptr<entry> each = entry_for(key);
         // Between the bring-up's end and here somebody may have begun to stop it: then once more.
         if (!each->current && each->record.state == core::life_state::running) {
-            co_return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
-                // The lease has kept it alive until now.
-                held->used(beat->clock.now(now()));
-                beat->activity.notify_all();
-            });
+            co_return lease_of(each, how, std::move(exec_id));
         }
+    }
+}
+
+lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
+    return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
+        // The lease has kept it alive until now.
+        held->used(beat->clock.now(now()));
+        beat->activity.notify_all();
+    });
+}
+
+asio::awaitable<std::optional<lease>>
+manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string exec_id) {
+    for (;;) {
+        while (!reconciled_) {
+            co_await pulse_->activity.wait();
+        }
+        const auto found = entries_.find(key);
+        if (found == entries_.end() || found->second->record.sandbox_id != sandbox_id) {
+            co_return std::nullopt;
+        }
+        const std::shared_ptr<entry> each = found->second;
+        if (const std::shared_ptr<operation> op = each->current) {
+            co_await wait_for(each, op, nullptr);
+            continue;
+        }
+        if (each->record.state != core::life_state::running) {
+            co_return std::nullopt;
+        }
+        co_return lease_of(each, {}, std::move(exec_id));
     }
 }
 

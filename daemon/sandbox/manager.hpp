@@ -148,6 +148,10 @@ public:
     // The same, and held for a command.
     boost::asio::awaitable<lease> acquire(core::sandbox_key key, wanted want, std::string exec_id,
                                           progress_callback on_progress);
+    // That very sandbox, held for a command that was sent to it before, if it runs. Starts nothing;
+    // waits until the platform's own view is known. Nothing: it does not run any more.
+    boost::asio::awaitable<std::optional<lease>>
+    hold_running(core::sandbox_key key, std::string sandbox_id, std::string exec_id);
     // Counts `holder` among those who want the key's sandbox kept, until it releases it or its
     // process is gone.
     void hold(const core::sandbox_key& key, sys::process_identity holder);
@@ -180,6 +184,7 @@ public:
 private:
     std::shared_ptr<entry> entry_for(const core::sandbox_key& key);
     std::shared_ptr<entry> find(const selector& which);
+    lease lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id);
     bool is_of_account(const entry& each) const;
     void check_account(const entry& each) const; // throws not_configured, account_mismatch
     std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind,

@@ -126,6 +126,16 @@ constexpr option table[] = {
      "300",
      "how long a command waits for a place, or while the platform refuses it (429)",
      [](settings& s, const std::string& text) { s.queue_timeout = parse_duration(text); }},
+    {{"interrupt-fallback"},
+     "WHAT",
+     "stop",
+     "stop, or none: what becomes of a sandbox in which a command cannot be ended",
+     [](settings& s, const std::string& text) {
+         if (text != "stop" && text != "none") {
+             throw std::invalid_argument("it must be stop or none");
+         }
+         s.stop_if_unkillable = text == "stop";
+     }},
     {{"log-level"},
      "LEVEL",
      "info",

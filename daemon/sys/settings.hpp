@@ -55,6 +55,8 @@ struct settings {
     // How long a command waits for a place among the active sandboxes, or while the platform
     // refuses it with 429; 0: not at all.
     duration queue_timeout = std::chrono::seconds(300);
+    // Whether a sandbox is stopped when a command in it cannot be ended otherwise.
+    bool stop_if_unkillable = true;
     log_level level = log_level::info;
 
     // Oddities that do not stop the daemon; it logs them as warnings.

@@ -1,0 +1,290 @@
+// A session's feeds: who reads the command's output, from where, and for how long.
+#include "exec/session.hpp"
+#include "exec/shim_line.hpp"
+
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace sandboxd::exec {
+namespace asio = boost::asio;
+
+namespace {
+
+// Once a command was ended on demand, whoever has fallen behind gets so much time to catch up.
+constexpr std::chrono::seconds tail_patience{2};
+// For the sandbox of an ended command, when somebody wants its output.
+constexpr std::chrono::seconds sandbox_patience{30};
+
+bool ended_on_demand(const core::exec_exit& exit) {
+    return exit.reason == core::exit_reason::cancelled ||
+           exit.reason == core::exit_reason::timed_out;
+}
+
+} // namespace
+
+std::shared_ptr<feed> session::attach(view_request view) {
+    check_position(view.from);
+    if (view.replaces) {
+        view.replaces->detach();
+    }
+    if (!feeds_.empty() && !feeds_.front()->attended()) {
+        move_first(view);
+        return feeds_.front();
+    }
+    if (!feeds_.empty() && record_.attached && sent()) {
+        throw rpc_error(error_name::exec_id_in_use,
+                        "another client is attached to this command, and in a sandbox that cannot "
+                        "run the shim there is room for one; nothing was done");
+    }
+    const bool first = feeds_.empty();
+    feeds_.push_back(std::make_shared<feed>(around_.executor, weak_from_this(), view.to, view.from,
+                                            view.window));
+    const std::shared_ptr<feed> added = feeds_.back();
+    if (!first || fsm_.done()) {
+        follow_soon(added);
+    }
+    return added;
+}
+
+// Where the end of the output is known for sure, nobody can have seen more.
+void session::check_position(std::uint64_t from) const {
+    const bool known = !resumed_ || fsm_.done();
+    if (known && from > output_end()) {
+        throw rpc_error(error_name::invalid_params, "'offset' is beyond the " +
+                                                        std::to_string(output_end()) +
+                                                        " bytes of output; nothing was done");
+    }
+}
+
+// The first feed has lost its client and gets another.
+void session::move_first(view_request view) {
+    feed& first = *feeds_.front();
+    first.to_ = view.to;
+    if (record_.attached) {
+        first.queue_.rewind(view.from, view.window);
+        first.room_.notify_all();
+        if (!first.queue_.empty() || first.over_) {
+            first.ready();
+        }
+        return;
+    }
+    first.queue_ = core::output_queue(view.window, view.from);
+    first.over_ = false;
+    if (fsm_.done()) {
+        follow_soon(feeds_.front());
+    } else if (fsm_.running() || fsm_.ending()) {
+        stop_reading(first);
+        certain_ = certain_ && line_->forgettable();
+        line_ = line_from(view.from, true);
+        first.line_ = line_;
+        first.reader_ = spawn(read(feeds_.front()));
+    } else if (line_) {
+        line_->attend(true);
+    }
+}
+
+void session::stop_reading(feed& which) {
+    if (const auto stop = which.reader_.lock()) {
+        stop->emit(asio::cancellation_type::terminal);
+    }
+    which.reader_.reset();
+}
+
+void session::read_first() {
+    // Somebody may have attached, further back, while the line was being opened.
+    if (const std::uint64_t wanted = feeds_.front()->queue_.end(); wanted < line_start_) {
+        line_->hang_up();
+        line_ = line_from(wanted, true);
+    }
+    feeds_.front()->line_ = line_;
+    feeds_.front()->reader_ = spawn(read(feeds_.front()));
+    moved_.notify_all();
+}
+
+void session::follow_soon(const std::shared_ptr<feed>& which) {
+    const bool nothing_left = fsm_.done() && (record_.attached || record_.forgotten || !sent() ||
+                                              which->queue_.end() >= output_end());
+    if (nothing_left) {
+        end_feed(*which);
+    } else {
+        which->reader_ = spawn(follow(which));
+    }
+}
+
+asio::awaitable<void> session::follow(std::shared_ptr<feed> into) {
+    using namespace asio::experimental::awaitable_operators;
+    while (!fsm_.running() && !fsm_.ending() && !fsm_.done()) {
+        co_await moved_.wait();
+    }
+    bool there = sent() && !record_.attached;
+    if (there && fsm_.done()) {
+        asio::steady_timer patience(around_.executor, sandbox_patience);
+        const auto first = co_await (acquire_again() || patience.async_wait(asio::use_awaitable));
+        there = first.index() == 0 && std::get<0>(first);
+    }
+    if (there) {
+        into->line_ = line_from(into->queue_.end(), true);
+        co_await read(into);
+    } else {
+        end_feed(*into);
+    }
+}
+
+asio::awaitable<void> session::read(std::shared_ptr<feed> into) {
+    const std::shared_ptr<line> from = into->line_;
+    const hang_up at_the_end(*from);
+    // A reader whose feed was given another line may still be handed one event of the old one.
+    while (!into->over_ && into->line_ == from) {
+        co_await wait_for_room(*into, *from);
+        const line_event event = co_await from->next();
+        if (into->line_ != from) {
+            co_return;
+        }
+        take_event(*into, event);
+    }
+}
+
+asio::awaitable<void> session::wait_for_room(feed& into, line& from) {
+    using namespace asio::experimental::awaitable_operators;
+    while (into.queue_.full()) {
+        asio::steady_timer long_time(around_.executor, longest_connection());
+        const auto first =
+            co_await (into.room_.wait() || long_time.async_wait(asio::use_awaitable));
+        if (first.index() != 0) {
+            from.still_here();
+        }
+    }
+}
+
+void session::take_event(feed& into, const line_event& event) {
+    if (const auto* output = std::get_if<line_output>(&event)) {
+        const auto stream = output->is_stderr ? core::output_stream::err : core::output_stream::out;
+        const bool idle = !into.queue_.can_take();
+        if (output->at) {
+            into.queue_.push(stream, output->at->pos, output->at->offset, output->bytes);
+        } else {
+            into.queue_.push(stream, output->bytes);
+        }
+        apply(fsm_.on_output());
+        if (idle) {
+            into.ready();
+        }
+        return;
+    }
+    // Whatever it is, nothing follows it.
+    if (const auto* verdict = std::get_if<core::exec_exit>(&event)) {
+        into.queue_.finish(verdict->output_end.value_or(0));
+        end_feed(into);
+        if (&into == feeds_.front().get() && doubtful_ &&
+            verdict->reason == core::exit_reason::lost) {
+            carry_out(settle(*verdict));
+            return;
+        }
+        // Another feed's line may be lost for reasons of its own.
+        if (&into == feeds_.front().get() || verdict->reason != core::exit_reason::lost) {
+            apply(fsm_.on_verdict(*verdict));
+        }
+        return;
+    }
+    end_feed(into);
+    if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+        apply(fsm_.on_exited(exited->returncode));
+    } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+        apply(fsm_.on_refused(refused->message));
+    } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+        apply(fsm_.on_cut(cut->why));
+    }
+}
+
+// The last daemon died as it sent the command, and nothing in the sandbox knows of it. It may still
+// be on its way; claimed as cancelled, it cannot run any more, and then it is known not to have.
+asio::awaitable<void> session::settle(core::exec_exit exit) {
+    const kill_outcome outcome = co_await kill_all(core::kill_signal::kill);
+    if (outcome.why.empty() && outcome.reach == core::kill_reach::before_start) {
+        exit = {};
+        exit.ran = core::started::no;
+        exit.message = "the daemon died as it sent the command, and the sandbox did not get it; it "
+                       "has not run";
+        exit.error.emplace(error_name::cloud_unreachable, exit.message);
+    }
+    apply(fsm_.on_verdict(std::move(exit)));
+}
+
+void session::end_feed(feed& which) {
+    which.over_ = true;
+    if (fsm_.done()) {
+        which.queue_.finish(output_end());
+        which.ready();
+        let_go_if_idle();
+    }
+}
+
+// The command has ended. What its sandbox still has of its output is read to the end, at the pace
+// of whoever reads; but not waited for when the command was ended on demand, nor where the end is
+// not known for sure.
+void session::end_feeds() {
+    const core::exec_exit& exit = fsm_.exit();
+    const std::vector<std::shared_ptr<feed>> all = feeds_;
+    for (const std::shared_ptr<feed>& each : all) {
+        if (each->over_) {
+            each->ready();
+            continue;
+        }
+        const bool goes_on = !each->reader_.expired() && each->attended() && !record_.attached &&
+                             !exit.kill_unconfirmed &&
+                             (!ended_on_demand(exit) || each->queue_.full());
+        if (!goes_on) {
+            stop_reading(*each);
+            end_feed(*each);
+        }
+    }
+    if (ended_on_demand(exit) && feeds_busy()) {
+        after(linger_, tail_patience, &session::cut_tails);
+    }
+    let_go_if_idle();
+}
+
+void session::cut_tails() {
+    const std::vector<std::shared_ptr<feed>> all = feeds_;
+    for (const std::shared_ptr<feed>& each : all) {
+        if (!each->over_) {
+            stop_reading(*each);
+            end_feed(*each);
+        }
+    }
+}
+
+bool session::feeds_busy() const noexcept {
+    return std::any_of(feeds_.begin(), feeds_.end(),
+                       [](const auto& each) { return !each->over_ && !each->reader_.expired(); });
+}
+
+void session::let_go_if_idle() {
+    if (fsm_.done() && !feeds_busy()) {
+        lease_.release();
+    }
+}
+
+void session::detached(const std::shared_ptr<feed>& which) {
+    const bool first = !feeds_.empty() && which == feeds_.front();
+    if (!first || fsm_.done()) {
+        stop_reading(*which);
+        which->over_ = true;
+    }
+    if (first) {
+        which->queue_.leave();
+        which->room_.notify_all();
+        if (line_) {
+            line_->attend(false);
+        }
+    } else {
+        std::erase(feeds_, which);
+    }
+    let_go_if_idle();
+}
+
+} // namespace sandboxd::exec

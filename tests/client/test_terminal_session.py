@@ -286,5 +286,4 @@ def test_one_reader_that_stops_delays_no_other_command(client: Client) -> None:
     assert time.monotonic() - begun < 5
     assert stuck.cancel() in (True, False)
     result = stuck.wait(20)
-    # One window was sent, another may wait in the daemon; what the command wrote beyond held it up.
-    assert result.reason == "cancelled" and len(result.stdout) <= 3 * 65536
+    assert result.reason == "cancelled"

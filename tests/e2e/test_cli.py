@@ -122,7 +122,7 @@ def test_exec_with_more_stdin_than_fits(daemon: Daemon, emulator: Emulator) -> N
 
 def test_exec_options(daemon: Daemon, emulator: Emulator) -> None:
     assert daemon.cli("exec", "--cwd", "/tmp", "--", "pwd").stdout == b"/tmp\n"
-    assert daemon.cli("exec", "-C/nowhere", "--", "pwd").stderr.startswith(b"deepinfra-sandboxd: the working directory could not")
+    assert daemon.cli("exec", "-C/nowhere", "--", "pwd").stderr.startswith(b"deepinfra-sandboxd: the working directory /nowhere could not")
     assert daemon.cli("exec", "--env", "A=1=2", "-eB=", "--", "/bin/sh", "-c", 'echo "$A-${B-unset}-"').stdout == b"1=2--\n"
     assert daemon.cli("exec", "--task", "t", "--profile", "/p", "--", "true").returncode == 0
     assert sorted(one["tags"]["hermes_task_id"] for one in living(emulator)) == ["default", "t"]

@@ -52,10 +52,11 @@ def test_a_terminal_that_shows_nothing_holds_up_no_interrupt(daemon: Daemon) -> 
 
 
 def test_an_id_never_runs_twice(daemon: Daemon) -> None:
-    script = ("--id", "once", "--", "bash", "-c", "echo x >>/workspace/n")
-    assert daemon.cli("exec", *script).returncode == 0
-    again = daemon.cli("exec", *script)
-    assert again.returncode == 125 and b"once" in again.stderr
+    script = ("--id", "once", "--", "bash", "-c", "echo x >>/workspace/n; exit 3")
+    assert daemon.cli("exec", *script).returncode == 3
+    assert daemon.cli("exec", *script).returncode == 3  # attached to what has ended
+    other = daemon.cli("exec", "--id", "once", "--", "true")
+    assert other.returncode == 125 and b"other arguments" in other.stderr and b"has not run" in other.stderr
     assert daemon.cli("exec", "--", "cat", "/workspace/n").stdout == b"x\n"
 
 

@@ -18,7 +18,7 @@ from support.schema import PROTOCOL_DIR, Conversation, Direction, SchemaError, V
 
 # The whole of protocol 1. A method that is added or taken away is a change of the promise made to users.
 METHODS = {
-    "account.set", "daemon.health", "daemon.ping", "daemon.status", "exec.ack", "exec.cancel", "exec.exit", "exec.list",
+    "account.set", "daemon.health", "daemon.ping", "daemon.status", "exec.ack", "exec.attach", "exec.cancel", "exec.exit", "exec.list",
     "exec.output", "exec.start", "hello", "plan.list", "rpc.discover", "sandbox.ensure", "sandbox.get", "sandbox.list",
     "sandbox.progress", "sandbox.release", "sandbox.start", "sandbox.stop", "sandbox.terminate",
 }  # fmt: skip
@@ -364,9 +364,15 @@ def conversation(validator: Validator) -> Conversation:
     """A command with the smallest window has been started and has written 4096 bytes."""
     made = Conversation(validator)
     made.sent({"jsonrpc": "2.0", "id": 1, "method": "exec.start", "params": exec_start(window=4096)})
-    made.received(notified("exec.output", exec_id="e1", stream="stdout", offset=0, data="x" * 4094))
-    made.received(notified("exec.output", exec_id="e1", stream="stderr", offset=0, data="ü"))
+    made.received(started(1, attached=False))
+    made.received(notified("exec.output", exec_id="e1", stream="stdout", offset=0, pos=0, data="x" * 4094))
+    made.received(notified("exec.output", exec_id="e1", stream="stderr", offset=0, pos=4094, data="ü"))
     return made
+
+
+def started(request_id: int, attached: bool) -> bytes:
+    result = {"exec_id": "e1", "accepted": True, "attached": attached}
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}).encode() + b"\n"
 
 
 def test_a_conversation_counts_bytes_not_characters(conversation: Conversation) -> None:
@@ -374,7 +380,7 @@ def test_a_conversation_counts_bytes_not_characters(conversation: Conversation) 
 
 
 def test_a_conversation_refuses_output_beyond_the_window(conversation: Conversation) -> None:
-    more = notified("exec.output", exec_id="e1", stream="stdout", offset=4094, data_b64="/w==")
+    more = notified("exec.output", exec_id="e1", stream="stdout", offset=4094, pos=4096, data_b64="/w==")
     acknowledged = copy.deepcopy(conversation)
     acknowledged.sent({"jsonrpc": "2.0", "method": "exec.ack", "params": {"exec_id": "e1", "offset": 1}})
     acknowledged.received(more)
@@ -382,10 +388,26 @@ def test_a_conversation_refuses_output_beyond_the_window(conversation: Conversat
         conversation.received(more)
 
 
-@pytest.mark.parametrize("offset", [0, 4093, 4095])
-def test_a_conversation_refuses_gaps_and_overlaps(offset: int, conversation: Conversation) -> None:
-    with pytest.raises(SchemaError, match="expected 4094"):
-        conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=offset, data="x"))
+@pytest.mark.parametrize(("offset", "pos"), [(0, 4096), (4093, 4096), (4095, 4096), (4094, 4095), (4094, 0), (4093, 5000)])
+def test_a_conversation_refuses_gaps_and_overlaps(offset: int, pos: int, conversation: Conversation) -> None:
+    with pytest.raises(SchemaError, match="expected 4096, 4094"):
+        conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=offset, pos=pos, data="x"))
+
+
+def test_a_conversation_wants_what_was_dropped_to_be_counted(conversation: Conversation) -> None:
+    conversation.sent({"jsonrpc": "2.0", "method": "exec.ack", "params": {"exec_id": "e1", "offset": 1}})
+    conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=4194, pos=4196, data="x"))
+    for_nothing = copy.deepcopy(conversation)
+    conversation.received(notified("exec.exit", **exec_exit(output_bytes=4197, dropped_bytes=100)))
+    with pytest.raises(SchemaError, match="counts 4197"):
+        for_nothing.received(notified("exec.exit", **exec_exit(output_bytes=4197, dropped_bytes=99)))
+
+
+def test_a_conversation_goes_on_where_it_was_attached(conversation: Conversation) -> None:
+    conversation.sent({"jsonrpc": "2.0", "id": 2, "method": "exec.start", "params": exec_start(window=4096, offset=4000)})
+    conversation.received(started(2, attached=True))
+    conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=4000, pos=4000, data="x" * 94))
+    conversation.received(notified("exec.exit", **exec_exit(output_bytes=4094)))
 
 
 def test_a_conversation_refuses_anything_after_the_exit(conversation: Conversation) -> None:
@@ -393,7 +415,7 @@ def test_a_conversation_refuses_anything_after_the_exit(conversation: Conversati
     with pytest.raises(SchemaError, match="second"):
         conversation.received(notified("exec.exit", **exec_exit(output_bytes=4096)))
     with pytest.raises(SchemaError, match="after exec.exit"):
-        conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=4094, data="x"))
+        conversation.received(notified("exec.output", exec_id="e1", stream="stdout", offset=4094, pos=4096, data="x"))
 
 
 def test_a_conversation_refuses_a_wrong_count(conversation: Conversation) -> None:

@@ -437,6 +437,7 @@ def test_a_disk_that_fills_up_later_stops_new_sandboxes_only(make_daemon: Make, 
         assert [each["id"] for each in peer.status()["sandboxes"]] == [first]
         filler.unlink()
         assert peer.call("sandbox.ensure", {"key": OTHER})["created"] is True
+        assert peer.run("true", key=OTHER).returncode == 0
         assert health(peer) == {}
     content = json.loads((inside(daemon) / "state.json").read_text())
     assert [record["task"] for record in content["sandboxes"]] == ["default", "other"]

@@ -170,10 +170,20 @@ class Peer:
         self.call("exec.start", {"exec_id": name, "key": key or DEFAULT_KEY, **params})
         return name
 
+    def attach(self, exec_id: str, offset: int = 0, **params: Any) -> dict[str, Any]:
+        """exec.attach; its output and end then come as of a command started here."""
+        return self.call("exec.attach", {"exec_id": exec_id, "offset": offset, **params})
+
+    def output(self, exec_id: str, size: int) -> bytes:
+        """The next `size` bytes at least, of both streams as they come, without acknowledging them."""
+        got = b""
+        while len(got) < size:
+            got += output_bytes(self.notification("exec.output", exec_id=exec_id))
+        return got
+
     def finish(self, exec_id: str, *, acknowledge: bool = True) -> Exit:
         """Reads until the command's exec.exit."""
         exit_ = Exit({})
-        consumed = 0
         received = {"stdout": bytearray(), "stderr": bytearray()}
         while True:
             message = self._next_of(exec_id)
@@ -181,13 +191,14 @@ class Peer:
             if message["method"] == "exec.exit":
                 exit_.params = params
                 exit_.stdout, exit_.stderr = bytes(received["stdout"]), bytes(received["stderr"])
+                if acknowledge:
+                    self.send("exec.ack", {"exec_id": exec_id, "offset": params["output_bytes"]}, notification=True)
                 return exit_
             data = output_bytes(params)
             exit_.arrivals.append((time.monotonic(), data))
             received[params["stream"]] += data
-            consumed += len(data)
             if acknowledge:
-                self.send("exec.ack", {"exec_id": exec_id, "offset": consumed}, notification=True)
+                self.send("exec.ack", {"exec_id": exec_id, "offset": params["pos"] + len(data)}, notification=True)
 
     def run(self, *argv: str, **how: Any) -> Exit:
         """A command to its end."""

@@ -203,31 +203,36 @@ class Validator:
 
 @dataclass
 class _Exec:
-    """What one command has shown of itself on this connection."""
+    """What one command has shown of itself on this connection since it was attached there."""
 
     window: int
-    received: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
+    start: int = 0  # position asked for
+    pos: int = 0  # of the next byte
+    received: int = 0  # bytes
+    offsets: dict[str, int] = field(default_factory=dict)  # of the next byte of each stream, where that is known
     acknowledged: int = 0
+    dropped: int = 0
     over: bool = False
 
 
 class Conversation:
     """Follows one connection. Give it every message in the order in which it was sent or received.
 
-    Commands that were not started on this connection are judged by the schemas alone.
+    Commands that are not attached to this connection are judged by the schemas alone.
     """
 
     def __init__(self, validator: Validator) -> None:
         self.validator = validator
         self.pending: dict[Id, str | None] = {}
+        self._attaching: dict[Id, dict[str, Any]] = {}
         self._execs: dict[str, _Exec] = {}
 
     def sent(self, obj: dict[str, Any]) -> None:
         """A message of the client, which the validator must find right."""
         self.validator.message("client-to-daemon", obj, self.pending)
         params = obj.get("params", {})
-        if obj["method"] == "exec.start" and params["exec_id"] not in self._execs:
-            self._execs[params["exec_id"]] = _Exec(window=params.get("window", 1048576))
+        if obj["method"] in ("exec.start", "exec.attach") and "id" in obj:
+            self._attaching[obj["id"]] = params
         elif obj["method"] == "exec.ack" and params["exec_id"] in self._execs:
             command = self._execs[params["exec_id"]]
             command.acknowledged = max(command.acknowledged, params["offset"])
@@ -240,6 +245,11 @@ class Conversation:
         """A line of the daemon; returns its message."""
         obj = self.validator.line("daemon-to-client", line, self.pending)
         method, params = obj.get("method"), obj.get("params", {})
+        asked = None if method else self._attaching.pop(obj["id"], None)
+        if asked is not None and "result" in obj:
+            start = asked.get("offset", 0) if obj["result"]["attached"] else 0
+            self._execs[asked["exec_id"]] = _Exec(asked.get("window", 1048576), start, start, acknowledged=start,
+                                                  offsets={} if start else {"stdout": 0, "stderr": 0})
         command = self._execs.get(params.get("exec_id"))
         if command is not None and method == "exec.output":
             self._output(command, params)
@@ -248,13 +258,21 @@ class Conversation:
         return obj
 
     def _output(self, command: _Exec, params: dict[str, Any]) -> None:
-        name, stream = params["exec_id"], params["stream"]
+        name, stream, size = params["exec_id"], params["stream"], len(output_bytes(params))
         if command.over:
             raise SchemaError(f"{name}: output after exec.exit")
-        if params["offset"] != command.received[stream]:
-            raise SchemaError(f"{name}: {stream} goes on at {params['offset']}, expected {command.received[stream]}")
-        command.received[stream] += len(output_bytes(params))
-        ahead = sum(command.received.values()) - command.acknowledged
+        gap = params["pos"] - command.pos
+        expected = command.offsets.get(stream, params["offset"])
+        if gap < 0 or (gap == 0 and params["offset"] != expected) or (gap > 0 and params["offset"] < expected):
+            raise SchemaError(f"{name}: {stream} goes on at {params['pos']}, {params['offset']}; expected {command.pos}, {expected}")
+        if gap:
+            command.offsets.clear()  # of whose bytes they were is not told
+            command.dropped += gap
+            command.acknowledged += gap
+        command.pos = params["pos"] + size
+        command.received += size
+        command.offsets[stream] = params["offset"] + size
+        ahead = command.pos - command.acknowledged
         if ahead > command.window:
             raise SchemaError(f"{name}: {ahead} bytes are not acknowledged, the window is {command.window}")
 
@@ -263,8 +281,11 @@ class Conversation:
         if command.over:
             raise SchemaError(f"{name}: a second exec.exit")
         command.over = True
-        if params["output_bytes"] != sum(command.received.values()):
-            raise SchemaError(f"{name}: exec.exit counts {params['output_bytes']} bytes, came: {command.received}")
+        if params["output_bytes"] != command.start + command.received + params["dropped_bytes"]:
+            raise SchemaError(f"{name}: exec.exit counts {params['output_bytes']} bytes, {params['dropped_bytes']} of them dropped; "
+                              f"came: {command.received} from {command.start} on")
+        if params["dropped_bytes"] < command.dropped:
+            raise SchemaError(f"{name}: exec.exit counts {params['dropped_bytes']} dropped bytes, {command.dropped} were seen missing")
 
 
 def output_bytes(params: dict[str, Any]) -> bytes:

@@ -24,7 +24,6 @@ constexpr std::chrono::seconds platform_cap{
     1800};                                       // on one command (P); the shim leaves well before
 constexpr std::chrono::seconds helper_limit{30}; // for `shim kill` and `shim ack`
 constexpr std::chrono::seconds farewell{2};
-constexpr std::chrono::seconds silence{45}; // three of the shim's keepalives
 constexpr std::chrono::seconds tell_again{2};
 constexpr std::uint64_t spool_part = 4; // so much of the spool is acknowledged at a time
 
@@ -179,12 +178,13 @@ asio::awaitable<link::step> shim_line::read() {
     };
     for (;;) {
         if (const std::optional<core::shim_frame> frame = parser_.next()) {
+            note_spool(*frame);
             co_return link_.on_frame(now(), *frame);
         }
         if (!parser_.broken().empty()) {
             co_return link_.on_nonsense(now(), parser_.broken());
         }
-        patience.expires_after(silence);
+        patience.expires_after(plan_.silence);
         const auto first = co_await (arrival() || patience.async_wait(asio::use_awaitable));
         if (first.index() != 0) {
             co_return link_.on_cut(now(), "no sign of life from the sandbox");
@@ -275,8 +275,18 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
 // Rarely: only for commands that print more than the shim keeps does it matter when.
 void shim_line::acknowledged(std::uint64_t pos) {
     safe_pos_ = std::max(safe_pos_, pos);
-    if (safe_pos_ >= told_pos_ + std::max<std::uint64_t>(plan_.spool / spool_part, 1)) {
+    const std::uint64_t enough = spool_full_ ? 1 : plan_.spool / spool_part;
+    if (safe_pos_ >= told_pos_ + std::max<std::uint64_t>(enough, 1)) {
         acknowledge_soon();
+    }
+}
+
+// Where the sandbox's disk is full, its spool is a few megabytes of memory, whatever was planned.
+void shim_line::note_spool(const core::shim_frame& frame) {
+    const auto* note = std::get_if<core::shim_note>(&frame);
+    if (note != nullptr && note->name == "full") {
+        spool_full_ = true;
+        acknowledged(safe_pos_);
     }
 }
 
@@ -305,6 +315,7 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
         const bool arrived = co_await send_acknowledgement(pos);
         if (arrived) {
             told_pos_ = std::max(told_pos_, pos);
+            spool_full_ = false; // else it says so again
         } else {
             tell_now_ = true;
             pause.expires_after(tell_again);

@@ -33,6 +33,8 @@ public:
         std::optional<std::uint64_t> from; // it was sent before: go on from there
         bool attended = true;
         std::uint64_t spool = 0; // bytes, most that the sandbox keeps of its output
+        // Of a connection, before it is taken for dead: three of the shim's keepalives.
+        std::chrono::milliseconds silence{45'000};
     };
 
     shim_line(boost::asio::any_io_executor executor, sandbox::account& account, shim_keeper& keeper,
@@ -53,6 +55,7 @@ private:
     boost::asio::awaitable<core::shim_link::step> post(bool run);
     boost::asio::awaitable<core::shim_link::step> read();
     boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
+    void note_spool(const core::shim_frame& frame);
     void acknowledge_soon();
     boost::asio::awaitable<void> keep_acknowledging();
     boost::asio::awaitable<bool> send_acknowledgement(std::uint64_t pos);
@@ -69,6 +72,7 @@ private:
     bool given_up_ = false;      // before anything was sent
     std::uint64_t safe_pos_ = 0; // with the client
     std::uint64_t told_pos_ = 0; // of that, to the shim
+    bool spool_full_ = false;    // or half full: it waits for a word before long
     bool tell_now_ = false;
     bool telling_ = false;
 };

@@ -169,6 +169,16 @@ def test_no_room_in_workspace(tmp_path: pathlib.Path, limit: str) -> None:
         assert peer.sh("rm -f fill*; echo room >sound; cat sound").stdout == b"room\n"
 
 
+def test_a_disk_that_fills_while_it_prints(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """/tmp and /var/tmp, where long output is kept, are full: it comes through memory, slower, and whole."""
+    emulator.config(scratch_mb=80)
+    peer.sh("cat /dev/zero >/tmp/full 2>/dev/null; cat /dev/zero >/var/tmp/full 2>/dev/null; true")
+    ended = peer.run(script="seq 1 3000000; echo x >>/root/ran", window=16777216)
+    assert (ended.reason, ended.returncode, ended.dropped_bytes) == ("exited", 0, 0)
+    assert ended.stdout.count(b"\n") == 3000000 and ended.stdout.endswith(b"\n3000000\n")
+    assert peer.sh("cat /root/ran").stdout == b"x\n"
+
+
 def test_a_claim_that_somebody_wrote_over(peer: Peer, emulator: Emulator) -> None:
     """While it runs and while nobody is connected: the runner is found by its socket, and the rubbish believed by nobody."""
     peer.sh("true")

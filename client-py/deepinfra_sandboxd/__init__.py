@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._version import __version__
+from .aio import AsyncClient, AsyncExec
 from .client import Client
 from .errors import (
     ConnectionLost,
@@ -25,7 +25,11 @@ from .errors import (
 )
 from .execution import Chunk, CompletedExec, Exec
 
+__version__ = "0.1.0"  # plugin.yaml repeats it, and a test compares the two
+
 __all__ = [
+    "AsyncClient",
+    "AsyncExec",
     "Chunk",
     "Client",
     "CompletedExec",

@@ -6,62 +6,30 @@ and calls of all threads share it. The daemon owns the commands: closing a clien
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import os
-import platform
 import threading
+import time
 import uuid
 import weakref
-from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
-from ._version import __version__
-from .errors import ConnectionLost, Incompatible, NoAnswer, RpcError, SandboxdError, TooLarge
-from .execution import CompletedExec, Exec
-from .paths import socket_candidates
-from .rpc import Connection, Json
+from . import daemon
+from .errors import ConnectionLost, DaemonNotRunning, NoAnswer, SandboxdError
+from .execution import CompletedExec, Exec, bytes_value
+from .rpc import LOOK, RESTART_HINT, Connection, Hello, Json, Tick
 
-PROTOCOL = 1
 WINDOW = 1 << 20  # bytes of output in flight for one command; the protocol's own default
-UPGRADE_HINT = "install versions of the daemon and of the Python package that belong together"
+INLINE = 1 << 17  # bytes of script or input that go with the request itself
+START_LIMIT = 15.0  # seconds that a daemon gets to listen after it was started here
+GRACE = 1.5  # seconds in which a daemon that was lost is expected back by itself
+ATTEMPTS = 5  # at a call whose connection is lost each time
 # Answered by the daemon itself; everything else may have to wait for the cloud.
-_PROMPT_METHODS = (
-    "hello",
-    "daemon.",
-    "rpc.",
-    "exec.start",
-    "exec.list",
-    "sandbox.get",
-    "sandbox.list",
-)
+_PROMPT = ("daemon.", "rpc.", "exec.list", "sandbox.get", "sandbox.list")
+_ONCE = ("sandbox.stop", "sandbox.terminate")  # to repeat these might undo what was done in between
 
 Text = str | bytes
 Key = tuple[str, str] | Mapping[str, str]
-
-
-@dataclass
-class Hello:
-    """What the daemon said when the connection began. ``fingerprint`` is of its API key, or None."""
-
-    version: str
-    instance: str
-    capabilities: tuple[str, ...]
-    configured: bool
-    fingerprint: str | None
-
-
-def bytes_value(value: Text) -> str | dict[str, str]:
-    """The protocol's value for what Linux has bytes for: a string, or base64 where it is no UTF-8."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-            return value
-        except UnicodeEncodeError:
-            value = value.encode("utf-8", "surrogateescape")
-    return {"b64": base64.b64encode(value).decode("ascii")}
 
 
 def key_value(key: Key) -> dict[str, str]:
@@ -70,109 +38,133 @@ def key_value(key: Key) -> dict[str, str]:
     return {"profile": profile, "task": task}
 
 
+def _no_tick() -> None:
+    """Nothing to look for while waiting."""
+
+
 class Client:
     """A client of the daemon whose socket is *socket_path*, or is found as documented.
 
-    *timeout* is in seconds and bounds connecting and the answers that the daemon gives from what it
-    knows. Calls that wait for the cloud end when the daemon says so. Safe to use from many threads;
-    after a fork the child makes its own connection.
+    *timeout*, in seconds, bounds the answers that the daemon gives from what it knows; calls that wait
+    for the cloud end when the daemon says so. After a lost connection a daemon gets *patience* seconds
+    to be there again. *start*: start a daemon that is not running, spawning it with *options* if need
+    be. Safe to use from many threads; after a fork the child makes its own connection.
     """
 
-    def __init__(self, socket_path: str | None = None, timeout: float = 10.0) -> None:
-        self.timeout = timeout
+    def __init__(
+        self, socket_path: str | None = None, timeout: float = 10.0, *, patience: float = 30.0, start: bool = True,
+        options: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.timeout, self.patience = timeout, patience
         self.progress: dict[tuple[str, str], str] = {}  # last progress text of each key waited for
-        self._socket_path = socket_path
-        self._lock = threading.Lock()
+        self._socket_path, self._start, self._options = socket_path, start, options
         self._connection: Connection | None = None
-        self._hello: Hello | None = None
+        self._gone_since: float | None = None
+        self._renew_locks()
         _clients.add(self)
+
+    def _renew_locks(self) -> None:
+        self.lock = threading.Lock()  # guards the connection and all that goes through it
+        self._connecting = threading.Lock()
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connection; commands go on in the daemon. The client can be used again."""
-        connection = self._connection
-        if connection is not None:
-            connection.close()
+        with self.lock:
+            if self._connection is not None:
+                self._connection.end("it was closed here")
+                self._connection = None
 
     def hello(self) -> Hello:
-        """Connect if need be. Raises ``DaemonNotRunning``, ``NoAnswer`` or ``Incompatible``."""
-        return self._connected()[1]
+        """Connect if need be. Raises ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer`` or ``Incompatible``."""
+        return self.connected().hello
 
-    def submit(self, method: str, params: Json | None = None) -> Future[Json]:
-        """Send a request and return its future; raises as ``hello`` while connecting."""
-        return self._connected()[0].request(method, params or {})
+    def call(
+        self, method: str, params: Json | None = None, timeout: float | None = None, tick: Tick = _no_tick
+    ) -> Json:
+        """The result of one request, waiting at most *timeout* seconds (default: see the class).
+
+        A request whose connection is lost is sent again if it may be. *tick* is called every 20 ms and
+        may end the wait by raising. Raises ``RpcError``, ``ConnectionLost``, ``NoAnswer``, ``TooLarge``,
+        and as ``hello``.
+        """
+        if timeout is None and method.startswith(_PROMPT):
+            timeout = self.timeout
+        for attempt in range(ATTEMPTS):
+            call = _Call(self.connected(tick), self.lock)
+            try:
+                with self.lock:
+                    call.connection.request(method, params or {}, call.answered)
+            except ConnectionLost:
+                continue  # nothing was sent
+            answer = call.wait(method, timeout, tick)
+            if isinstance(answer, ConnectionLost) and method not in _ONCE:
+                continue
+            if isinstance(answer, SandboxdError):
+                raise answer
+            return answer
+        raise ConnectionLost(f"the connection to the daemon was lost {ATTEMPTS} times during {method}")
 
     def post(self, method: str, params: Json) -> bool:
         """Send a request if there is a connection, wait for nothing; False when there is none."""
-        try:
-            if self._connection is None:
-                return False
-            self._connection.request(method, params)
-            return True
-        except SandboxdError:
-            return False
-
-    def call(self, method: str, params: Json | None = None, timeout: float | None = None) -> Json:
-        """The result of one request, waiting at most *timeout* seconds (default: see the class).
-
-        Raises ``RpcError``, ``ConnectionLost``, ``NoAnswer``, ``TooLarge``, and as ``hello``.
-        """
-        if timeout is None and method.startswith(_PROMPT_METHODS):
-            timeout = self.timeout
-        return _answer(self.submit(method, params), method, timeout)
+        with self.lock:
+            try:
+                if self._connection is not None:
+                    self._connection.request(method, params, lambda _: None)
+                    return True
+            except SandboxdError:
+                pass
+        return False
 
     def run(self, argv: Sequence[Text] | None = None, **options: Any) -> CompletedExec:
         """Run a command to its end; arguments as for ``prepare``, errors as for ``start``.
 
         When the wait is interrupted, the command is cancelled.
         """
-        execution = self.prepare(argv, **options)
-        with _not_left_behind(execution):
-            _answer(execution.send(), "exec.start", self.timeout)
-            return execution.wait()
+        with self.prepare(argv, **options) as execution:
+            return self.begin(execution).wait()
 
     def start(self, argv: Sequence[Text] | None = None, **options: Any) -> Exec:
         """Start a command and return it once the daemon has accepted it; arguments as for ``prepare``.
 
-        Raises as ``call``. Only ``ConnectionLost`` and ``NoAnswer`` leave open whether it ran.
+        Raises as ``call``; only ``NoAnswer`` leaves open whether it ran. Iterate over the result for the
+        output as it arrives.
         """
         execution = self.prepare(argv, **options)
-        with _not_left_behind(execution):
-            _answer(execution.send(), "exec.start", self.timeout)
+        try:
+            return self.begin(execution)
+        except BaseException:
+            execution.__exit__(None, None, None)  # its caller cannot
+            raise
+
+    def attach(self, exec_id: str, *, offset: int = 0, window: int = WINDOW) -> Exec:
+        """A command that was started before, by whichever process, from byte *offset* of its output."""
+        return self.begin(Exec(self, {"exec_id": exec_id, "offset": offset, "window": window}, {}))
+
+    def begin(self, execution: Exec) -> Exec:
+        """Send what ``prepare`` made and wait until it is accepted; raises as ``start``."""
+        execution.send(_no_tick)
+        execution.accepted(self.timeout + self.patience)
         return execution
 
     def prepare(
-        self,
-        argv: Sequence[Text] | None = None,
-        *,
-        script: Text | None = None,
-        login: bool = False,
-        key: Key = ("default", "default"),
-        timeout: float | None = None,
-        input: Text | None = None,
-        env: Mapping[str, Text] | None = None,
-        cwd: Text | None = None,
-        merge_output: bool = False,
-        persistent: bool | None = None,
-        plan: str | None = None,
-        window: int = WINDOW,
-        exec_id: str | None = None,
-    ) -> Exec:
+        self, argv: Sequence[Text] | None = None, *, script: Text | None = None, login: bool = False,
+        key: Key = ("default", "default"), timeout: float | None = None, input: Text | None = None,
+        env: Mapping[str, Text] | None = None, cwd: Text | None = None, merge_output: bool = False,
+        persistent: bool | None = None, plan: str | None = None, window: int = WINDOW, exec_id: str | None = None,
+    ) -> Exec:  # fmt: skip
         """*argv*, or the bash *script* (of a *login* shell), for the sandbox of *key*; not yet sent.
 
         The sandbox is created (*persistent*, *plan*) or started as needed. *timeout*: seconds, after
         which the daemon ends the command; None is no limit. *input* None is /dev/null, empty an
-        immediate end of file. *window*: bytes of output in flight. Raises as ``hello``.
+        immediate end of file. *window*: bytes of output in flight.
         """
         if (argv is None) == (script is None):
             raise TypeError("give either argv or script")
@@ -181,53 +173,102 @@ class Client:
         if not 4096 <= window <= 16777216:
             raise ValueError("window must be between 4096 and 16777216 bytes")
         params: Json = {"exec_id": exec_id or f"py-{uuid.uuid4().hex}", "key": key_value(key)}
+        pieces: dict[str, bytes] = {}
         if argv is not None:
             params["argv"] = [bytes_value(argument) for argument in argv]
         else:
-            params["script"] = bytes_value(script or "")
             params["login"] = login
-        if input is not None:
-            raw = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
-            params["stdin"] = bytes_value(raw) if raw else ""
+        for stream, value in (("script", script), ("stdin", input)):
+            if value is not None and len(value) <= INLINE:
+                params[stream] = bytes_value(value)
+            elif value is not None:
+                pieces[stream] = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         if env:
             params["env"] = {name: bytes_value(value) for name, value in env.items()}
         if cwd is not None:
             params["cwd"] = bytes_value(cwd)
         optional = {"timeout_s": timeout, "persistent": persistent, "plan": plan}
-        params.update({name: value for name, value in optional.items() if value is not None})
-        params.update(merge_output=merge_output, window=window)
-        return Exec(self._connected()[0], params)
+        params |= {name: value for name, value in optional.items() if value is not None}
+        return Exec(self, params | {"merge_output": merge_output, "window": window}, pieces)
 
     def set_account(self, api_key: str) -> None:
         """Hand the API key to a daemon that has none; raises as ``call``."""
         result = self.call("account.set", {"api_key": api_key})
-        if (hello := self._hello) is not None:
-            hello.configured, hello.fingerprint = True, result.get("fingerprint")
+        hello = self.hello()
+        hello.configured, hello.fingerprint = True, result.get("fingerprint")
 
-    def _connected(self) -> tuple[Connection, Hello]:
-        with self._lock:
-            if self._connection is not None and self._hello is not None and self._connection.alive:
-                return self._connection, self._hello
-            connection = Connection.open(
-                socket_candidates(self._socket_path), self.timeout, self._on_notification
-            )
+    def connected(self, tick: Tick = _no_tick) -> Connection:
+        """The live connection, made if need be; *tick* and errors as for ``call`` and ``hello``."""
+        while (connection := self._connection) is None or connection.lost is not None:
+            tick()
+            if self._connecting.acquire(timeout=LOOK):
+                try:
+                    if self._connection is connection:
+                        self._connection = self._connect(tick)
+                        self._gone_since = None
+                finally:
+                    self._connecting.release()
+        return connection
+
+    def _connect(self, tick: Tick) -> Connection:
+        """Connect, waiting for a daemon that went away and starting one that does not come back."""
+        again = self._connection is not None
+        self._gone_since = since = self._gone_since or time.monotonic()
+        until = since
+        started = not self._start
+        if again:
+            time.sleep(LOOK)  # not to hammer a daemon that ends each connection
+        while True:
             try:
-                self._hello = _greet(connection, self.timeout)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-            return connection, self._hello
+                paths = daemon.socket_candidates(self._socket_path)
+                return Connection.open(paths, self.timeout, self.lock, self._notified, tick)
+            except (DaemonNotRunning, ConnectionLost) as error:
+                again = again or isinstance(error, ConnectionLost)
+                until = max(until, since + self.patience) if again else until
+                if not started and time.monotonic() >= since + (GRACE if again else 0):
+                    started = True
+                    if daemon.start(self._socket_path, self._options):
+                        until = max(until, time.monotonic() + START_LIMIT)
+                if time.monotonic() >= until:
+                    raise
+            tick()
+            time.sleep(LOOK)
 
-    def _on_notification(self, method: str, params: Json) -> None:
-        key = params.get("key")
-        if method == "sandbox.progress" and isinstance(key, dict):
-            self.progress[(str(key.get("profile")), str(key.get("task")))] = str(params.get("text"))
+    def _notified(self, method: str, params: Json) -> None:
+        if method == "sandbox.progress":
+            key = params["key"]
+            self.progress[(key["profile"], key["task"])] = str(params.get("text"))
 
     def _after_fork(self) -> None:
-        connection, self._connection, self._lock = self._connection, None, threading.Lock()
-        if connection is not None and connection.alive:
-            connection.abandon()
+        connection, self._connection = self._connection, None
+        self._renew_locks()
+        if connection is not None:
+            connection.forget()
+
+
+class _Call:
+    """One request and its answer."""
+
+    def __init__(self, connection: Connection, lock: threading.Lock) -> None:
+        self.connection, self._changed = connection, threading.Condition(lock)
+        self._answer: Json | SandboxdError | None = None
+
+    def answered(self, answer: Json | SandboxdError) -> None:
+        self._answer = answer
+        self._changed.notify()
+
+    def wait(self, method: str, timeout: float | None, tick: Tick) -> Json | SandboxdError:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            look = None if tick is _no_tick else time.monotonic() + LOOK
+            with self._changed:
+                until = min(filter(None, (deadline, look)), default=None)
+                self.connection.wait(self._changed, lambda: self._answer is not None, until)
+            if self._answer is not None:
+                return self._answer
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NoAnswer(f"the daemon did not answer {method} within {timeout} s", hint=RESTART_HINT)
+            tick()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -239,56 +280,3 @@ def _forget_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_connections)
-
-
-@contextlib.contextmanager
-def _not_left_behind(execution: Exec) -> Iterator[None]:
-    """Cancels a command whose caller stopped waiting and so cannot do it."""
-    try:
-        yield
-    except (RpcError, TooLarge, ConnectionLost):
-        raise  # it does not run, or is out of reach
-    except BaseException:
-        execution.kill()
-        raise
-
-
-def _answer(future: Future[Json], method: str, timeout: float | None) -> Json:
-    try:
-        return future.result(timeout)
-    except TimeoutError:
-        raise NoAnswer(
-            f"the daemon did not answer {method} within {timeout} s",
-            hint="see: deepinfra-sandboxd status; restart it: systemctl --user restart deepinfra-sandboxd",
-        ) from None
-
-
-def _greet(connection: Connection, timeout: float) -> Hello:
-    own = {
-        "client": f"deepinfra_sandboxd/{__version__} python/{platform.python_version()}",
-        "protocol": {"min": PROTOCOL, "max": PROTOCOL},
-    }
-    try:
-        answer = _answer(connection.request("hello", own), "hello", timeout)
-    except RpcError as error:
-        raise Incompatible(
-            f"the daemon refused protocol {PROTOCOL}: {error}", hint=error.hint or UPGRADE_HINT
-        ) from error
-    except ConnectionLost as error:
-        raise Incompatible(
-            f"no daemon of ours answers there: {error}", hint=UPGRADE_HINT
-        ) from error
-    if answer.get("protocol") != PROTOCOL:
-        raise Incompatible(
-            f"the daemon speaks protocol {answer.get('protocol')}, not {PROTOCOL}",
-            hint=UPGRADE_HINT,
-        )
-    account = answer.get("account")
-    account = account if isinstance(account, dict) else {}
-    return Hello(
-        version=str(answer.get("version", "")),
-        instance=str(answer.get("instance", "")),
-        capabilities=tuple(answer.get("capabilities") or ()),
-        configured=account.get("configured") is True,
-        fingerprint=account.get("fingerprint"),
-    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 START_HINT = (
-    "start it with: systemctl --user start deepinfra-sandboxd.socket"
-    " (or, without systemd: deepinfra-sandboxd serve &)"
+    "start it with: systemctl --user start deepinfra-sandboxd.socket (or, without systemd: deepinfra-sandboxd serve &)"
 )
+UPGRADE_HINT = "install versions of the daemon and of the Python package that belong together"
 
 
 class SandboxdError(Exception):
@@ -27,14 +27,7 @@ class DaemonNotRunning(SandboxdError):
 
 
 class ConnectionLost(SandboxdError):
-    """The connection ended before the answer came: what was asked for may or may not be done.
-
-    ``unsent`` is true when the request was certainly not handed to the daemon whole.
-    """
-
-    def __init__(self, text: str, *, unsent: bool = False) -> None:
-        super().__init__(text, hint="see: deepinfra-sandboxd status")
-        self.unsent = unsent
+    """The connection ended before the answer came: what was asked for may or may not be done."""
 
 
 class NoAnswer(SandboxdError):
@@ -55,25 +48,10 @@ class RpcError(SandboxdError):
     ``code`` is the JSON-RPC number, ``retryable`` the daemon's opinion on asking again.
     """
 
-    def __init__(
-        self, text: str, *, name: str, code: int, retryable: bool, hint: str, sandbox_id: str | None
-    ) -> None:
-        super().__init__(text, hint=hint)
-        self.name = name
-        self.code = code
-        self.retryable = retryable
-        self.sandbox_id = sandbox_id
-
-    @classmethod
-    def from_wire(cls, error: Mapping[str, Any]) -> RpcError:
-        """From the ``error`` member of an answer; members that are missing get neutral values."""
-        data = error.get("data")
-        data = data if isinstance(data, dict) else {}
-        return cls(
-            str(error.get("message", "the daemon answered an error without a text")),
-            name=str(data.get("name", "internal_error")),
-            code=int(error.get("code", -32603)),
-            retryable=data.get("retryable") is True,
-            hint=str(data.get("hint", "")),
-            sandbox_id=data.get("sandbox_id"),
-        )
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        data = error.get("data") or {}
+        super().__init__(str(error.get("message", "an error without a text")), hint=str(data.get("hint", "")))
+        self.name = str(data.get("name", "internal_error"))
+        self.code = int(error.get("code", -32603))
+        self.retryable = data.get("retryable") is True
+        self.sandbox_id = data.get("sandbox_id")

@@ -1,22 +1,36 @@
 """One command as its caller sees it: output as it arrives, then how it ended.
 
-An ``Exec`` is filled by the connection's thread and emptied by its reader. Between them lies a
-buffer that the window bounds: the daemon sends no more than that beyond what was acknowledged, and
-only what the reader took is acknowledged. A reader that stops holds up its own command, no other.
+The command lives in the daemon and the sandbox; an ``Exec`` is a view of it, known by its id. When
+the connection goes, whoever reads makes another one and goes on at the position reached: the reader
+sees nothing but a delay. A command is sent again only where the daemon tells a repetition apart
+(capability ``exec.attach``); with an older daemon a lost connection ends it as ``lost``.
+
+Whoever waits fills it, its reader empties it. The window bounds what lies between: the daemon sends
+no more than that beyond what was acknowledged, and only what the reader took is acknowledged. A
+reader that stops holds up its own command, no other. The same thread feeds the input.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
-from .errors import ConnectionLost, NoAnswer, RpcError, SandboxdError
-from .rpc import Connection, Json
+from .errors import UPGRADE_HINT, ConnectionLost, NoAnswer, RpcError, SandboxdError
+from .rpc import Connection, Json, Tick
+
+if TYPE_CHECKING:
+    from .client import Client
+
+REATTACH = "exec.attach"  # the daemon's capability to find a command again by its id
+FEED = "exec.stdin"  # its capability to take input in pieces
+TRIES = 20  # connections that are made for a command without hearing of it
+PIECE = 5 << 17  # bytes of input in one message: in base64 they fit in a line
 
 
 @dataclass(frozen=True)
@@ -54,51 +68,93 @@ class CompletedExec:
 
 
 class Exec:
-    """A command; made by ``Client.start``. One reader at a time, any thread may cancel."""
+    """A command; made by ``Client.start`` or ``attach``. One reader at a time, any thread may cancel.
 
-    def __init__(self, connection: Connection, params: Json) -> None:
+    As a context manager it cancels the command when the block is left before the command's end.
+    """
+
+    def __init__(self, client: Client, params: Json, input: dict[str, bytes]) -> None:
         self.exec_id: str = params["exec_id"]
-        self._connection, self._params = connection, params
-        self._window: int = params["window"]
-        self._changed = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
-        self._offsets = {"stdout": 0, "stderr": 0}
-        self._received = self._taken = self._acked = 0  # bytes, all streams together
+        self.refusal: RpcError | None = None  # why the daemon did not take it
+        self._client, self._params, self._window = client, params, int(params["window"])
+        self._feeds = [_Feed(self, stream, data) for stream, data in input.items()]
+        self._changed = threading.Condition(client.lock)
+        self._connection: Connection | None = None
+        self._instance: str | None = None  # the daemon that it was sent to
+        self._accepted = self._told_end = self._discarding = self._nudged = False
+        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with the position after it
+        self._received = self._acked = int(params.get("offset", 0))  # bytes, both streams together
+        self._unwanted: str | None = None  # the signal that is to end it
+        self._tries = 0  # connections since anything was heard
         self._end: CompletedExec | None = None
-        self._discarding = self._nudged = False
 
-    def send(self) -> Future[Json]:
-        """Send it; the future is the daemon's acceptance. Raises as ``Connection.request``, and then
-        nothing was run."""
-        self._connection.attach(self.exec_id, self)
-        try:
-            answer = self._connection.request("exec.start", self._params)
-        except BaseException:
-            self._connection.detach(self.exec_id)
-            raise
-        answer.add_done_callback(self._on_answer)
-        return answer
+    def send(self, tick: Tick) -> None:
+        """Send it, or find it again after the connection was lost; does not wait for the answer.
+
+        *tick* may end a wait for the connection by raising. Raises as ``Client.hello``, and when that
+        is the first time, nothing was run.
+        """
+        if self._connection is not None and self._connection.lost is not None and not self._can_be_found():
+            text = f"{self._connection.lost}; daemon {self._connection.hello.version} cannot find a command again"
+            with self._client.lock:
+                return self._finish("lost", "unknown", message=text, hint=UPGRADE_HINT, error="reattach_unsupported")
+        connection = self._client.connected(tick)
+        hello = connection.hello
+        with self._client.lock:
+            if self._connection is connection or self._end is not None:
+                return
+            self._tries += 1
+            if self._tries > TRIES:
+                return self._finish(
+                    "lost", "unknown", message=f"the connection was lost {TRIES} times with nothing heard"
+                )
+            first = self._instance is None
+            if first:
+                for feed in self._feeds:
+                    self._params |= feed.announced(FEED in hello.capabilities)
+            elif hello.instance != self._instance and not self._accepted:
+                return self._finish("lost", "unknown", message="another daemon answers than the one it was sent to")
+            else:
+                self._params["offset"] = self._received
+                if self._accepted and "key" in self._params:
+                    self._params["resume"] = True
+            # Noted before it is sent: whatever interrupts us here, it counts as sent.
+            self._connection, self._instance = connection, hello.instance
+            connection.receivers[self.exec_id] = self
+            try:
+                method = "exec.start" if "key" in self._params else "exec.attach"
+                connection.request(method, self._params, self._on_answer)
+            except SandboxdError as error:
+                self._connection, self._instance = None, None if first else self._instance
+                connection.receivers.pop(self.exec_id, None)
+                if not isinstance(error, ConnectionLost):
+                    raise  # else nothing was sent: whoever waits tries again
+            if self._unwanted is not None:
+                self._pass_kill_on()
+
+    def accepted(self, timeout: float) -> None:
+        """Wait until the daemon has taken it; raises ``RpcError`` when it refuses and ``NoAnswer``."""
+        if not self._until(lambda: self._accepted or self._end is not None, time.monotonic() + timeout):
+            raise NoAnswer(f"the daemon did not answer in {timeout} s; the command {self.exec_id} may be running")
+        if self.refusal is not None:
+            raise self.refusal
 
     def read(self, timeout: float | None = None) -> Chunk | None:
         """All output of one stream that is there, waiting for some; None at the end (``finished``),
         after *timeout* seconds, or when ``nudge`` was called."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while not self._chunks and self._end is None and not self._nudged:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._changed.wait(left)
+        self._until(lambda: bool(self._chunks) or self._end is not None or self._nudged, deadline)
+        with self._client.lock:
             self._nudged = False
             if not self._chunks:
+                self._acknowledge(self._received)
                 return None
-            stream, pieces = self._chunks[0].stream, []
-            while self._chunks and self._chunks[0].stream == stream:
-                pieces.append(self._chunks.popleft().data)
-            data = b"".join(pieces) if len(pieces) > 1 else pieces[0]
-            offset = self._consume(len(data))
-        self._acknowledge(offset)
-        return Chunk(stream, data)
+            stream, pieces, position = self._chunks[0][0].stream, [], 0
+            while self._chunks and self._chunks[0][0].stream == stream:
+                chunk, position = self._chunks.popleft()
+                pieces.append(chunk.data)
+            self._acknowledge(position)
+            return Chunk(stream, b"".join(pieces))
 
     def __iter__(self) -> Iterator[Chunk]:
         """Output as it arrives, to the end of the command."""
@@ -128,124 +184,202 @@ class Exec:
             elif left == 0.0 and not self.finished:
                 raise NoAnswer(f"command {self.exec_id} still runs after {timeout} s")
         assert self._end is not None
-        return replace(
-            self._end, stdout=b"".join(taken["stdout"]), stderr=b"".join(taken["stderr"])
-        )
+        return replace(self._end, stdout=b"".join(taken["stdout"]), stderr=b"".join(taken["stderr"]))
 
     def cancel(self, signal: str = "KILL", timeout: float | None = 30.0) -> bool:
         """End this command (INT, TERM or KILL) and nothing else; True when the daemon confirms that
-        it is gone. Raises ``RpcError``, ``ConnectionLost`` or, after *timeout* seconds, ``NoAnswer``.
-        """
-        answer = self._connection.request(
-            "exec.cancel", {"exec_id": self.exec_id, "signal": signal}
-        )
-        try:
-            return answer.result(timeout).get("confirmed") is True
-        except TimeoutError:
-            raise NoAnswer(f"cancelling {self.exec_id} was not answered in {timeout} s") from None
+        it is gone. Raises as ``Client.call``."""
+        params = {"exec_id": self.exec_id, "signal": signal}
+        return self._client.call("exec.cancel", params, timeout).get("confirmed") is True
 
-    def kill(self) -> None:
-        """Ask for the command's end without waiting; never raises."""
-        try:
-            self._connection.request("exec.cancel", {"exec_id": self.exec_id})
-        except SandboxdError:
-            pass  # with the connection the command is out of our reach
+    def kill(self, signal: str = "KILL") -> bool:
+        """Ask for the command's end without waiting; never raises. False when there is nobody to ask:
+        then whoever waits for the command asks as soon as there is."""
+        with self._client.lock:
+            self._unwanted = signal
+            if self._instance is None:
+                self._finish("cancelled", "no", returncode=130, message="it was not sent yet")
+            return self._pass_kill_on()
+
+    def _pass_kill_on(self) -> bool:
+        with contextlib.suppress(SandboxdError):
+            if self._connection is not None:
+                params = {"exec_id": self.exec_id, "signal": self._unwanted}
+                self._connection.request("exec.cancel", params, lambda _: None)
+                return True
+        return False
 
     def nudge(self) -> None:
         """Make a ``read`` that waits, or else the next one, return."""
-        with self._changed:
+        with self._client.lock:
             self._nudged = True
-            self._changed.notify_all()
+            self._wake()
 
     def discard(self) -> None:
         """Drop all output from now on; the daemon is not held up by it."""
-        with self._changed:
+        with self._client.lock:
             self._discarding = True
             self._chunks.clear()
-            offset = self._consume(self._received - self._taken)
-        self._acknowledge(offset)
+            self._acknowledge(self._received)
 
-    # -- what the connection's thread calls: nothing below waits
+    def __enter__(self) -> Exec:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._end is None and self._instance is not None and not self.kill():
+            with contextlib.suppress(SandboxdError):  # what interrupted the block may have cost the connection
+                self.cancel(timeout=5)
+
+    def _until(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until *ready*, finding the command again as often as need be; False at the deadline."""
+
+        def tick() -> None:
+            if ready() or (deadline is not None and time.monotonic() >= deadline):
+                raise _Enough
+
+        while True:
+            with self._client.lock:
+                if self._connection is not None:
+                    self._connection.wait(self._changed, ready, deadline)
+            try:
+                tick()
+                self.send(tick)
+            except _Enough:
+                return ready()
+            except SandboxdError as error:
+                end = ("failed", "no") if self._instance is None else ("lost", "unknown")
+                with self._client.lock:
+                    self._finish(*end, message=str(error), hint=error.hint)
+
+    # -- called under the client's lock by whoever reads the connection: nothing below waits
 
     def on_output(self, params: Json) -> None:
-        stream = "stderr" if params.get("stream") == "stderr" else "stdout"
-        if "data_b64" in params:
-            data = base64.b64decode(params["data_b64"])
-        else:
-            data = str(params.get("data", "")).encode("utf-8", "surrogatepass")
-        offset: int | None = None
-        with self._changed:
-            # Offsets make a repetition visible; a gap is what the daemon had to drop.
-            begin = int(params.get("offset", self._offsets[stream]))
-            data = data[max(0, self._offsets[stream] - begin) :]
-            if not data or self._end is not None:
-                return
-            self._offsets[stream] = max(begin, self._offsets[stream]) + len(data)
-            self._received += len(data)
-            overrun = self._received - self._acked > self._window
-            if self._discarding or overrun:
-                offset = self._consume(len(data))
-            else:
-                self._chunks.append(Chunk(stream, data))
-                self._changed.notify_all()
-        if overrun:  # memory stays bounded even with a peer that breaks the rule
-            self._finish("lost", "unknown", message="the daemon sent more than the window allows")
-            self.kill()
-        self._acknowledge(offset)
+        data = (
+            base64.b64decode(params["data_b64"])
+            if "data_b64" in params
+            else params["data"].encode("utf-8", "surrogatepass")
+        )
+        position = params.get("pos", self._received)
+        data = data[max(0, self._received - position) :]  # what was sent twice is taken once; a gap is what was dropped
+        self._received, self._tries = max(self._received, position) + len(data), 0
+        if self._discarding:
+            self._acknowledge(self._received)
+        elif data:
+            self._chunks.append((Chunk(params["stream"], data), self._received))
+            self._wake()
 
     def on_exit(self, params: Json) -> None:
-        error: Any = params.get("error")
-        error = error if isinstance(error, dict) else {}
-        reason, code = str(params.get("reason", "lost")), params.get("returncode")
-        if reason in ("lost", "failed") or not isinstance(code, int):
-            code = 125
+        error = params.get("error") or {}
+        if error.get("name") == "shutting_down" and self._can_be_found():
+            return  # it was not run yet: the next daemon does it
+        self._received = max(self._received, params.get("output_bytes", 0))
+        self._told_end = True
+        reason, code = params["reason"], params.get("returncode")
         self._finish(
             reason,
-            str(params.get("started", "unknown")),
-            returncode=code,
+            params["started"],
+            returncode=125 if code is None or reason in ("lost", "failed") else code,
             recreated=params.get("recreated") is True,
-            generation=int(params.get("generation", 0)),
-            output_bytes=int(params.get("output_bytes", 0)),
-            dropped_bytes=int(params.get("dropped_bytes", 0)),
-            message=str(params.get("message", "")),
-            hint=str(error.get("hint", "")),
+            generation=params.get("generation", 0),
+            output_bytes=params.get("output_bytes", 0),
+            dropped_bytes=params.get("dropped_bytes", 0),
+            message=params.get("message", ""),
+            hint=error.get("hint", ""),
             error=error.get("name"),
         )
 
-    def on_lost(self, error: ConnectionLost) -> None:
-        self._finish("lost", "unknown", message=str(error), hint=error.hint)
+    def on_lost(self) -> None:
+        self._changed.notify_all()
 
-    def _on_answer(self, answer: Future[Json]) -> None:
-        error = answer.exception()
-        if not isinstance(error, RpcError):
-            return  # accepted; or the connection ended, which on_lost reports
-        self._connection.detach(self.exec_id)
-        unknown = error.name == "outcome_unknown"
-        self._finish(
-            "lost" if unknown else "failed",
-            "unknown" if unknown else "no",
-            message=str(error),
-            hint=error.hint,
-            error=error.name,
-        )
+    def _on_answer(self, answer: Json | SandboxdError) -> None:
+        if isinstance(answer, RpcError):
+            if answer.name == "shutting_down" and self._can_be_found():
+                return  # the connection ends next
+            known = self._accepted or answer.name == "outcome_unknown"
+            self.refusal = None if known else answer
+            end = ("lost", "unknown") if known else ("failed", "no")
+            self._finish(*end, message=str(answer), hint=answer.hint, error=answer.name)
+        elif not isinstance(answer, SandboxdError) and self._connection is not None:
+            self._accepted, self._tries = True, 0
+            self._changed.notify_all()
+            for feed in self._feeds if FEED in self._connection.hello.capabilities else ():
+                feed.begin(self._connection)
+
+    def _can_be_found(self) -> bool:
+        return self._connection is not None and REATTACH in self._connection.hello.capabilities
 
     def _finish(self, reason: str, started: str, *, returncode: int = 125, **rest: Any) -> None:
-        with self._changed:
-            if self._end is None:
-                self._end = CompletedExec(self.exec_id, returncode, reason, started, **rest)
-                self._changed.notify_all()
+        if self._end is None:
+            self._end = CompletedExec(self.exec_id, returncode, reason, started, **rest)
+            self._wake()
+            if self._discarding:
+                self._acknowledge(self._received)
 
-    def _consume(self, count: int) -> int | None:
-        """Count *count* bytes as taken; the offset to acknowledge, once a quarter of the window."""
-        self._taken += count
-        if self._taken - self._acked < self._window // 4:
-            return None
-        self._acked = self._taken
-        return self._taken
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._connection is not None:
+            self._connection.wake()
 
-    def _acknowledge(self, offset: int | None) -> None:
-        if offset is not None and self._end is None:
-            try:
-                self._connection.notify("exec.ack", {"exec_id": self.exec_id, "offset": offset})
-            except SandboxdError:
-                pass  # a lost connection reports itself
+    def _acknowledge(self, position: int) -> None:
+        """All up to *position* was taken: said once a quarter of the window, and at the end, when the sandbox may forget it."""
+        last = self.finished and self._told_end and self._can_be_found()
+        if last or (self._end is None and position - self._acked >= self._window // 4):
+            self._acked = position
+            self._notify("exec.ack", offset=position)
+
+    def _notify(self, method: str, **params: Any) -> None:
+        with contextlib.suppress(SandboxdError):  # a lost connection is noticed by whoever waits
+            if self._connection is not None:
+                self._connection.request(method, {"exec_id": self.exec_id, **params})
+
+
+class _Feed:
+    """Input (*stream* "stdin" or "script") that goes in pieces, at offsets: none is taken in twice."""
+
+    def __init__(self, owner: Exec, stream: str, data: bytes) -> None:
+        self._owner, self._stream, self._data = owner, stream, data
+        self._offset = 0
+
+    def announced(self, in_pieces: bool) -> Json:
+        """What exec.start says of it: all of it, for a daemon that takes it no other way."""
+        if not in_pieces:
+            return {self._stream: bytes_value(self._data)}
+        return {"stdin_open": True} if self._stream == "stdin" else {"script_size": len(self._data)}
+
+    def begin(self, connection: Connection) -> None:
+        """A daemon has taken the command; perhaps not the one that had the beginning of a script."""
+        if self._stream == "script":
+            self._offset = 0
+        self._go_on(connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        end = self._offset + PIECE
+        params = {"exec_id": self._owner.exec_id, "stream": self._stream, "offset": self._offset}
+        piece = base64.b64encode(self._data[self._offset : end]).decode()
+        params |= {"data_b64": piece, "eof": end >= len(self._data)}
+
+        def answered(answer: Json | SandboxdError) -> None:
+            if not isinstance(answer, SandboxdError):
+                self._offset = answer["accepted"]
+                if answer["state"] == "open":
+                    self._go_on(connection)
+
+        with contextlib.suppress(SandboxdError):  # a lost connection: it begins again with the next one
+            connection.request("exec.stdin", params, answered)
+
+
+class _Enough(Exception):
+    """Ends a wait for the connection."""
+
+
+def bytes_value(value: str | bytes) -> str | dict[str, str]:
+    """The protocol's value for what Linux has bytes for: a string, or base64 where it is no UTF-8."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+            return value
+        except UnicodeEncodeError:
+            value = value.encode("utf-8", "surrogateescape")
+    return {"b64": base64.b64encode(value).decode("ascii")}

@@ -8,6 +8,7 @@ raises into hermes: what cannot be done becomes exit code 125 with a text. There
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -15,21 +16,24 @@ import threading
 import time
 from typing import Callable
 
+
 from .errors import SandboxdError
 from .execution import CompletedExec, Exec
+from .rpc import LOOK
 
 logger = logging.getLogger(__name__)
 
 TAIL = 0.03  # seconds that output may still arrive in after a kill
+LAST_LOOK = (
+    60.0  # seconds that a killed command is attended to: its output must not hold it up, nor a lost daemon save it
+)
 LINGER = 1.0  # longest wait inside one poll(), seconds
-LOOK = 0.02  # how often that wait looks for interrupts, seconds
 
 
 def infrastructure(text: str, hint: str = "") -> str:
     """The wording of everything that is no word of the command's own."""
-    return f"[deepinfra-sandbox: infrastructure error, not a command failure: {text}]" + (
-        f"\n[{hint}]" if hint else ""
-    )
+    hint = f"\n[{hint}]" if hint else ""
+    return f"[deepinfra-sandbox: infrastructure error, not a command failure: {text}]{hint}"
 
 
 class CommandHandle:
@@ -37,7 +41,8 @@ class CommandHandle:
 
     *limit* is hermes's time-out in seconds. The thread that makes the handle may wait inside
     ``poll`` for the command's end, as long as *interrupted* is false, which is most of what makes a
-    short command fast; all other threads get their answer at once. *quiet*: write no text of ours.
+    short command fast; all other threads get their answer at once. *signal* is what ``kill`` sends.
+    *quiet*: write no text of ours.
     """
 
     def __init__(
@@ -46,22 +51,21 @@ class CommandHandle:
         *,
         limit: float,
         interrupted: Callable[[], bool],
-        quiet: bool,
+        signal: str = "KILL",
+        quiet: bool = False,
     ) -> None:
         read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         self.stdout = open(read_fd, encoding="utf-8", errors="replace")
         self.end: CompletedExec | None = None  # how it ended; None when killed, or never started
-        self._prepare, self._interrupted, self._quiet = prepare, interrupted, quiet
+        self._prepare, self._interrupted, self._signal, self._quiet = prepare, interrupted, signal, quiet
         self._waiter, self._deadline = threading.get_ident(), time.monotonic() + limit
         self._lock = threading.Lock()
         self._exec: Exec | None = None
         self._killed: float | None = None  # when, monotonic
         self._code = 125
         self._done = threading.Event()
-        self._room = select.poll()
-        self._room.register(self._write_fd, select.POLLOUT)
-        self._reader_gone = self._wrote = False
+        self._wrote = False
         try:
             threading.Thread(target=self._run, name="deepinfra-sandboxd-out", daemon=True).start()
         except RuntimeError as error:  # no threads left, or the interpreter is shutting down
@@ -96,37 +100,44 @@ class CommandHandle:
             self._killed = time.monotonic()
             running = self._exec
         if running is not None:
-            running.kill()
+            running.kill(self._signal)
             running.nudge()
 
     def _run(self) -> None:
         code, notice = 125, ""
         try:
             code, notice = self._relay()
+        except _Killed:
+            code = 130
         except Exception as error:
             logger.exception("deepinfra-sandbox: relaying a command's output failed")
             notice = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
         self._finish(code, notice)
+        if self._killed is not None and self._exec is not None:
+            with contextlib.suppress(SandboxdError):
+                self._exec.wait(LAST_LOOK)
+
+    def _tick(self) -> None:
+        if self._killed is not None:
+            raise _Killed
 
     def _relay(self) -> tuple[int, str]:
         """Move output to the pipe until the end; the exit code and a text of ours."""
-        if self._killed is not None:
-            return 130, ""
         try:
             running = self._prepare()
-            running.send()
+            self._tick()
+            running.send(self._tick)
         except (SandboxdError, ValueError) as error:  # ValueError: text that no encoding can send
             return 125, infrastructure(f"{error}; nothing was run", getattr(error, "hint", ""))
         with self._lock:
             self._exec = running
-            killed = self._killed is not None
-        if killed:
-            running.kill()
+        if self._killed is not None:
+            running.kill(self._signal)
         while not running.finished:
             left = None
             if self._killed is not None and (left := self._killed + TAIL - time.monotonic()) <= 0:
                 running.discard()
-                return 130, ""
+                raise _Killed
             if (chunk := running.read(left)) is not None:
                 self._write(chunk.data)
         self.end = running.end
@@ -135,17 +146,16 @@ class CommandHandle:
 
     def _write(self, data: bytes) -> None:
         """Write all of *data*, unless the reader is gone or a kill's grace is over."""
-        view = memoryview(data)
-        while view and not self._reader_gone:
-            if self._killed is not None and time.monotonic() > self._killed + TAIL:
-                return
+        view, room = memoryview(data), select.poll()
+        room.register(self._write_fd, select.POLLOUT)
+        while view and not (self._killed is not None and time.monotonic() > self._killed + TAIL):
             try:
                 view = view[os.write(self._write_fd, view) :]
                 self._wrote = True
             except BlockingIOError:
-                self._room.poll(1000 * LOOK)
+                room.poll(1000 * LOOK)
             except OSError:
-                self._reader_gone = True  # the rest is dropped, the command goes on
+                return  # the reader is gone: the rest is dropped, the command goes on
 
     def _finish(self, code: int, notice: str) -> None:
         try:
@@ -155,6 +165,10 @@ class CommandHandle:
             os.close(self._write_fd)
             self._code = code
             self._done.set()
+
+
+class _Killed(Exception):
+    """The command is to end; nobody waits for its output any more."""
 
 
 def describe(end: CompletedExec) -> str:
@@ -168,6 +182,5 @@ def describe(end: CompletedExec) -> str:
         return f"[Command cancelled: {text}]"
     if end.started == "no":
         return infrastructure(f"{text}; nothing was run", end.hint)
-    return infrastructure(
-        f"{text}; the command may have run to its end or not, and was not run again", end.hint
-    )
+    text = f"{text}; the command may have run to its end or not, and was not run again"
+    return infrastructure(text, end.hint)

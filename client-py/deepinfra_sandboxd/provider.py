@@ -6,28 +6,61 @@ environments of the process share. Only ``create_environment`` raises.
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
-import shutil
+import sys
 import threading
-from typing import Any, Callable
+from functools import cached_property
+from typing import Any, Callable, Mapping
 
 from agent.terminal_env_provider import TerminalEnvironmentProvider
 
+from . import daemon
 from .client import Client
-from .environment import DeepInfraEnvironment, fingerprint
-from .errors import START_HINT, DaemonNotRunning, Incompatible, SandboxdError
-from .paths import home_dir, socket_present
+from .environment import CACHE_BASE, DeepInfraEnvironment, fingerprint
+from .errors import START_HINT, UPGRADE_HINT, DaemonNotRunning, Incompatible, RpcError, SandboxdError
+from .execution import FEED, REATTACH
 
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "DEEPINFRA_API_KEY"
-PLAN_VARIABLE = "DEEPINFRA_SANDBOX_PLAN"
 PROBE_TASK = "prompt-backend-probe"
-INSTALL_HINT = "install deepinfra-sandboxd, see its README; then " + START_HINT
-KEY_HINT = (
-    f"set {KEY_VARIABLE} (hermes hands it to the daemon), or put it into the daemon's key file"
-)
+EXPECTED = {REATTACH, FEED, "fs"}  # what a daemon of our age can do
+INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
+KEY_HINT = f"set {KEY_VARIABLE} (hermes hands it to the daemon), or put it into the daemon's key file"
+
+# The plugin's settings: what hermes is told of each, and the variable that goes before what is configured.
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "plan": (
+        {"type": "string", "description": "Size of new sandboxes; `deepinfra-sandboxd plans` lists them."},
+        "DEEPINFRA_SANDBOX_PLAN",
+    ),
+    "idle_stop": (
+        {"type": "string", "description": "Seconds until an idle sandbox is stopped, for a daemon started from here."},
+        "DEEPINFRA_SANDBOXD_IDLE_STOP",
+    ),
+    "persistent": (
+        {
+            "type": "boolean",
+            "description": "Keep sandboxes beyond their session; default: terminal.container_persistent.",
+        },
+        "DEEPINFRA_SANDBOX_PERSISTENT",
+    ),
+    "socket": (
+        {"type": "string", "description": "The daemon's socket, if not at its usual place."},
+        daemon.SOCKET_VARIABLE,
+    ),
+    "interrupt": (
+        {
+            "type": "select",
+            "options": ["KILL", "TERM", "INT"],
+            "default": "KILL",
+            "description": "What an interrupt sends to the command; TERM and INT leave it a second.",
+        },
+        "DEEPINFRA_SANDBOX_INTERRUPT",
+    ),
+}
 
 
 def profile_identity() -> str:
@@ -39,8 +72,7 @@ def profile_identity() -> str:
     from hermes_constants import get_hermes_home
 
     real = os.path.realpath(get_hermes_home(), strict=True)
-    native = os.path.realpath(os.path.join(home_dir(), ".hermes"))
-    return "default" if real == native else real
+    return "default" if real == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else real
 
 
 def api_key() -> str | None:
@@ -59,31 +91,33 @@ class PromptProbe:
     env: dict[str, str] = {}
 
     def execute(self, command: str, *args: Any, **options: Any) -> dict[str, Any]:
-        facts = "os=Linux\nkernel=microVM\nhome=/root\ncwd=/workspace\nuser=root\n"
-        return {"output": facts, "returncode": 0}
+        return {"output": "os=Linux\nkernel=microVM\nhome=/root\ncwd=/workspace\nuser=root\n", "returncode": 0}
 
     def cleanup(self, force_remove: bool | None = None) -> None:
         """Nothing was made."""
 
 
 class DeepInfraProvider(TerminalEnvironmentProvider):
-    """The backend ``deepinfra``; *get_config* reads the plugin's settings (``plan``, ``socket``)."""
+    """The backend ``deepinfra``; *get_config* reads the plugin's settings (``SETTINGS``)."""
 
     name = "deepinfra"
     display_name = "DeepInfra sandbox"
-    description = (
-        "Run commands in a DeepInfra sandbox, kept by the local deepinfra-sandboxd daemon."
-    )
+    description = "Run commands in a DeepInfra sandbox, kept by the local deepinfra-sandboxd daemon."
     env_description = "a DeepInfra sandbox (Linux microVM; only /workspace survives a stop)"
     session_isolated_when_nonpersistent = True
-    cache_path_base = "/workspace/.hermes"
+    cache_path_base = CACHE_BASE
     strip_env_keys = frozenset({KEY_VARIABLE})
 
     def __init__(self, get_config: Callable[..., Any] | None = None) -> None:
-        self._get_config = get_config
+        self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
-        self._client: Client | None = None
         self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, until the session ends
+
+    @cached_property
+    def client(self) -> Client:
+        """The one connection of the process."""
+        idle_stop = self._setting("idle_stop")
+        return Client(self._setting("socket"), options=["--idle-stop", str(idle_stop)] if idle_stop else [])
 
     def create_environment(
         self,
@@ -93,6 +127,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         task_id: str = "default",
         image: str | None = None,
         container_config: dict[str, Any] | None = None,
+        backend_config: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Any:
         """The environment of *task_id*, its sandbox running. *image* and the sizes in
@@ -101,17 +136,23 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """
         if task_id == PROBE_TASK:
             return PromptProbe()
-        persistent = bool((container_config or {}).get("container_persistent", True))
+        chosen = {name: self._setting(name, backend_config or {}) for name in SETTINGS}
+        persistent = chosen["persistent"]
+        if persistent is None:
+            persistent = (container_config or {}).get("container_persistent", True)
+        with self._lock:
+            client = self.client
         environment = DeepInfraEnvironment(
-            self._shared_client(),
+            client,
             (profile_identity(), task_id),
             cwd=cwd,
             timeout=timeout,
-            persistent=persistent,
-            plan=os.environ.get(PLAN_VARIABLE) or self._setting("plan"),
+            persistent=str(persistent).lower() not in ("false", "0", "no", "off"),
+            plan=chosen["plan"],
             api_key=api_key(),
+            signal=str(chosen["interrupt"] or "KILL").upper(),
         )
-        if not persistent:
+        if not environment._persistent:
             self._ephemeral[task_id] = environment
         return environment
 
@@ -122,80 +163,96 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             environment.cleanup(force_remove=True)
 
     def is_available(self) -> bool:
-        return socket_present(self._setting("socket"))
+        return daemon.socket_present(self._setting("socket"))
 
     def check_requirements(self, config: dict[str, Any]) -> bool:
         """True when the daemon can be started, so that the model gets the fix instead of no terminal."""
-        if self.is_available():
+        if self.is_available() or daemon.startable():
             return True
-        installed = shutil.which("deepinfra-sandboxd") is not None
-        logger.error(
-            "The daemon deepinfra-sandboxd is %s: %s",
-            "not running" if installed else "not installed",
-            START_HINT if installed else INSTALL_HINT,
-        )
-        return installed
+        logger.error("The daemon deepinfra-sandboxd is not installed: %s", INSTALL_HINT)
+        return False
 
     def probe(self) -> tuple[str, str]:
         """Status and detail for pickers, in less than two seconds."""
-        ok, _, detail = self._diagnose()[-1]
+        ok, _, detail = self._diagnose(ask_cloud=False)[-1]
         if ok:
             return "ready", ""
-        return ("needs_setup" if self.is_available() else "unavailable"), detail
+        return ("needs_setup" if self.is_available() or daemon.startable() else "unavailable"), detail
 
     def doctor_checks(self) -> list[tuple[bool, str, str]]:
-        return self._diagnose()
+        return self._diagnose(ask_cloud=True)
+
+    def get_config_schema(self) -> dict[str, dict[str, Any]]:
+        """The settings, for hermes versions that show a backend's own."""
+        return {name: dict(shown) for name, (shown, _) in SETTINGS.items()}
 
     def setup_instructions(self) -> list[str]:
         return [
             "Commands run in DeepInfra sandboxes; the daemon deepinfra-sandboxd keeps them.",
-            f"1. {INSTALL_HINT}",
+            f"1. {INSTALL_HINT} (hermes starts it by itself when it is installed)",
             f"2. {KEY_HINT}",
             "3. hermes plugins enable deepinfra-sandbox",
             "4. hermes config set terminal.backend deepinfra",
             "5. hermes doctor",
+            "6. a first command: deepinfra-sandboxd exec -- uname -a",
         ]
 
     def post_setup(self) -> None:
-        """Say at once what is still missing."""
-        for ok, label, detail in self._diagnose():
+        """Start the daemon, for good where there is systemd, hand it a key, and say what is still missing."""
+        try:
+            if daemon.start(self._setting("socket"), self.client._options, enable=True):
+                hello = self.client.hello()
+                key = api_key()
+                if not hello.configured and key is None and sys.stdin.isatty():
+                    key = getpass.getpass("DeepInfra API key (the daemon keeps it): ").strip() or None
+                if not hello.configured and key is not None:
+                    self.client.set_account(key)
+        except Exception as error:  # the rows say what to do
+            logger.debug("post_setup: %s", error)
+        for ok, label, detail in self.doctor_checks():
             print(f"  {'ok' if ok else '!!'} {label}: {detail}")
 
-    def _diagnose(self) -> list[tuple[bool, str, str]]:
+    def _diagnose(self, *, ask_cloud: bool) -> list[tuple[bool, str, str]]:
         """Rows up to the first that is not well, each failure with the command that mends it."""
-        rows = []
+        label = daemon.PROGRAM
         try:
-            with Client(self._setting("socket"), timeout=0.45) as client:
-                hello = client.hello()
-                rows.append((True, "deepinfra-sandboxd", f"(version {hello.version})"))
-                own = api_key()
+            with Client(self._setting("socket"), timeout=0.45, patience=0.2, start=False) as client:
+                hello, own = client.hello(), api_key()
+                rows = [(True, label, f"(version {hello.version})")]
+                if missing := sorted(EXPECTED - hello.capabilities):
+                    rows.append(
+                        (True, label, f"is older than this plugin and lacks {', '.join(missing)}: {UPGRADE_HINT}")
+                    )
+                label = "DeepInfra API key"
                 if not hello.configured and own is None:
-                    rows.append((False, "DeepInfra API key", f"the daemon has none: {KEY_HINT}"))
-                elif own and hello.fingerprint not in (None, fingerprint(own)):
-                    detail = f"{KEY_VARIABLE} is not the running daemon's key: use one key a user"
-                    rows.append((False, "DeepInfra API key", detail))
-                else:
-                    rows.append((True, "DeepInfra API key", "(known)"))
+                    return [*rows, (False, label, f"the daemon has none: {KEY_HINT}")]
+                if hello.configured and own and hello.fingerprint not in (None, fingerprint(own)):
+                    return [
+                        *rows,
+                        (False, label, f"{KEY_VARIABLE} is not the running daemon's key: use one key a user"),
+                    ]
+                for item in client.call("daemon.health")["health"]:
+                    if item["severity"] == "error" and hello.configured:
+                        return [*rows, (False, item["code"], f"{item['text']} {item.get('hint', '')}".strip())]
+                if ask_cloud and hello.configured:
+                    client.call("plan.list", timeout=5)
+                return [*rows, (True, label, "(accepted)" if ask_cloud else "(known)")]
         except DaemonNotRunning as error:
-            installed = shutil.which("deepinfra-sandboxd") is not None
-            detail = f"{error}: {START_HINT if installed else INSTALL_HINT}"
-            rows.append((False, "deepinfra-sandboxd", detail))
+            detail = f"{error}: {START_HINT if daemon.startable() else INSTALL_HINT}"
+        except RpcError as error:
+            label, detail = error.name, f"{error}: {error.hint}"
         except SandboxdError as error:
-            label = "deepinfra-sandboxd" + (" version" if isinstance(error, Incompatible) else "")
-            rows.append((False, label, f"{error}: {error.hint}"))
+            label += " version" if isinstance(error, Incompatible) else ""
+            detail = f"{error}: {error.hint}"
         except Exception as error:  # such as no scope for secrets: a picker must not fail for it
-            rows.append((False, "deepinfra-sandboxd", f"{type(error).__name__}: {error}"))
-        return rows
+            detail = f"{type(error).__name__}: {error}"
+        return [(False, label, detail)]
 
-    def _setting(self, name: str) -> str | None:
-        value = self._get_config(name, None) if self._get_config is not None else None
-        return str(value) if value else None
-
-    def _shared_client(self) -> Client:
-        with self._lock:
-            if self._client is None:
-                self._client = Client(self._setting("socket"))
-            return self._client
+    def _setting(self, name: str, configured: Mapping[str, Any] | None = None) -> Any:
+        """The variable, else hermes's own configuration of the backend, else the plugin's; None if unset."""
+        value = os.environ.get(SETTINGS[name][1]) or (configured or {}).get(name)
+        value = self._get_config(name, None) if value is None else value
+        return None if value == "" else value
 
 
 def register(ctx: Any) -> None:

@@ -1,11 +1,13 @@
 """One connection to the daemon: newline-terminated JSON-RPC 2.0 over a Unix socket.
 
-A ``Connection`` owns its socket and one daemon thread, from ``open`` until the peer leaves or
-``close``. That thread does all reading and the part of the writing that the socket would not take
-at once, so that *no caller ever waits for the socket*, and it hands every message to a receiver
-that must not block. When the connection ends, each request under way fails with
-``ConnectionLost`` and each receiver is told. Objects here have no finalizers: garbage collection
-may run while our lock is held.
+There is no thread of its own. Whoever waits for something reads the socket meanwhile, for all that
+wait (``wait``): one thread at a time, which hands over when it has what it wanted. That spares a
+short call two thread switches, and makes forks and the interpreter's end simple. *Sending never
+waits*: what the socket does not take at once, the reading thread sends.
+
+All state is guarded by the lock of the client, which is held by the caller of every method here.
+When the connection ends, each request under way is answered with ``ConnectionLost`` and everything
+that waits returns. No object here has a finalizer: garbage collection may run while the lock is held.
 """
 
 from __future__ import annotations
@@ -13,25 +15,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import os
+import platform
 import select
 import socket
 import struct
 import threading
-from concurrent.futures import Future
+import time
+from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
-from .errors import START_HINT, ConnectionLost, DaemonNotRunning, Incompatible, RpcError, TooLarge
+from .errors import (
+    START_HINT, UPGRADE_HINT, ConnectionLost, DaemonNotRunning, Incompatible, NoAnswer, RpcError,
+    SandboxdError, TooLarge,
+)  # fmt: skip
 
-logger = logging.getLogger(__name__)
-
+PROTOCOL = 1
 MAX_LINE = 1 << 20  # bytes of one message, newline included; both sides refuse more
+LOOK = 0.02  # seconds between two looks for what ends a wait, such as an interrupt
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 Json = dict[str, Any]
+Answered = Callable[[Json | SandboxdError], None]
+Tick = Callable[[], None]
 
 
 class Receiver(Protocol):
-    """Takes what belongs to one exec. Called on the connection's thread: must not block or raise."""
+    """Takes what belongs to one exec, under the lock: must neither block nor raise."""
 
     def on_output(self, params: Json) -> None:
         ...
@@ -39,235 +48,248 @@ class Receiver(Protocol):
     def on_exit(self, params: Json) -> None:
         ...
 
-    def on_lost(self, error: ConnectionLost) -> None:
+    def on_lost(self) -> None:
         ...
 
 
-class Connection:
-    """A live connection. All methods may be called from any thread, and none waits."""
+@dataclass
+class Hello:
+    """What the daemon said when the connection began. ``fingerprint`` is of its API key, or None."""
 
-    def __init__(self, sock: socket.socket, on_notification: Callable[[str, Json], None]) -> None:
-        self._sock = sock
-        self._on_notification = on_notification
-        self._lock = threading.Lock()
-        self._ids = itertools.count(1)
-        self._pending: dict[int, Future[Json]] = {}
-        self._receivers: dict[str, Receiver] = {}
-        self._backlog = bytearray()  # what the socket would not take at once
-        self._ended: str | None = None
-        self._refused = False  # the peer has gone, which the thread is about to notice
-        sock.setblocking(False)
+    version: str
+    instance: str
+    capabilities: frozenset[str]
+    configured: bool
+    fingerprint: str | None
+
+
+class Connection:
+    """A connection, from ``open`` until the peer leaves or ``end`` is called."""
+
+    hello: Hello
+
+    def __init__(self, sock: socket.socket, lock: threading.Lock, notified: Callable[[str, Json], None]) -> None:
+        self._sock, self._lock, self._notified = sock, lock, notified
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
-        try:
-            threading.Thread(target=self._run, name="deepinfra-sandboxd-io", daemon=True).start()
-        except RuntimeError as error:  # no threads left, or the interpreter is shutting down
-            self._close_sockets()
-            raise ConnectionLost(str(error), unsent=True) from error
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Answered] = {}
+        self.receivers: dict[str, Receiver] = {}
+        self._unsent, self._received = bytearray(), bytearray()
+        self._heard = self._reading = False
+        self._followers: list[threading.Condition] = []  # who waits while another thread reads
+        self.lost: ConnectionLost | None = None
 
     @classmethod
     def open(
-        cls, paths: list[str], timeout: float, on_notification: Callable[[str, Json], None]
+        cls, paths: list[str], timeout: float, lock: threading.Lock, notified: Callable[[str, Json], None], tick: Tick
     ) -> Connection:
-        """Connect to the first path that somebody listens on; *timeout* in seconds is for each.
+        """Connect to the first path that somebody listens on, and exchange hellos. The lock is not held.
 
-        Raises ``DaemonNotRunning``, and ``Incompatible`` when the peer is another user's process.
+        *timeout* in seconds is for the answer; *tick* may end the wait by raising. Raises
+        ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer``, and ``Incompatible`` when it is no daemon of this user.
         """
         tried = []
         for path in paths:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 sock.settimeout(timeout)
                 sock.connect(path)
+                uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                if uid != os.getuid():
+                    raise Incompatible(f"the process listening on {path} belongs to user id {uid}")
+                sock.setblocking(False)
+                connection = cls(sock, lock, notified)
+                connection._greet(timeout, tick)
+                return connection
             except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-                sock.close()
                 tried.append(f"{path}: {getattr(error, 'strerror', None) or error}")
-                continue
-            _, uid, _ = struct.unpack(
-                "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            )
-            if uid != os.getuid():
                 sock.close()
-                raise Incompatible(f"the process listening on {path} belongs to user id {uid}")
-            return cls(sock, on_notification)
-        raise DaemonNotRunning(
-            f"the daemon deepinfra-sandboxd is not running ({'; '.join(tried)})", hint=START_HINT
+            except BaseException:
+                sock.close()
+                raise
+        raise DaemonNotRunning(f"the daemon deepinfra-sandboxd is not running ({'; '.join(tried)})", hint=START_HINT)
+
+    def _greet(self, timeout: float, tick: Tick) -> None:
+        from . import __version__
+
+        answers: list[Json | SandboxdError] = []
+        changed, deadline = threading.Condition(self._lock), time.monotonic() + timeout
+        client = f"deepinfra_sandboxd/{__version__} python/{platform.python_version()}"
+        span = {"min": max(1, PROTOCOL - 1), "max": PROTOCOL}
+        with self._lock:
+            self.request("hello", {"client": client, "protocol": span}, answers.append)
+            while not answers:
+                if time.monotonic() > deadline:
+                    raise NoAnswer(f"the daemon did not answer hello within {timeout} s", hint=RESTART_HINT)
+                tick()
+                self.wait(changed, lambda: bool(answers), min(deadline, time.monotonic() + LOOK))
+        answer = answers[0]
+        if isinstance(answer, ConnectionLost) and not self._heard:
+            raise answer  # it was just being stopped
+        if isinstance(answer, ConnectionLost):
+            raise Incompatible(f"no daemon of ours answers there: {answer}", hint=UPGRADE_HINT)
+        if isinstance(answer, SandboxdError):
+            hint = answer.hint or UPGRADE_HINT
+            raise Incompatible(f"the daemon refused protocol {PROTOCOL}: {answer}", hint=hint)
+        if answer.get("protocol") not in range(span["min"], PROTOCOL + 1):
+            text = f"the daemon speaks protocol {answer.get('protocol')}, not {PROTOCOL}"
+            raise Incompatible(text, hint=UPGRADE_HINT)
+        account = answer.get("account") or {}
+        self.hello = Hello(
+            version=str(answer.get("version", "")),
+            instance=str(answer.get("instance", "")),
+            capabilities=frozenset(answer.get("capabilities") or ()),
+            configured=account.get("configured") is True,
+            fingerprint=account.get("fingerprint"),
         )
 
-    @property
-    def alive(self) -> bool:
-        return self._ended is None and not self._refused
-
-    def request(self, method: str, params: Json) -> Future[Json]:
-        """Send a request. The future yields the result, or raises ``RpcError``/``ConnectionLost``.
-
-        Raises ``TooLarge``, or ``ConnectionLost`` (``unsent``), before anything is sent.
-        """
-        number = next(self._ids)
-        future: Future[Json] = Future()
-        with self._lock:
-            self._pending[number] = future
-        try:
-            self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-        except BaseException:
-            with self._lock:
-                self._pending.pop(number, None)
-            raise
-        return future
-
-    def notify(self, method: str, params: Json) -> None:
-        """Send a notification; errors as ``request``."""
-        self._send({"jsonrpc": "2.0", "method": method, "params": params})
-
-    def attach(self, exec_id: str, receiver: Receiver) -> None:
-        """Hand the messages of *exec_id* to *receiver* until its exit or ``detach``."""
-        with self._lock:
-            self._receivers[exec_id] = receiver
-
-    def detach(self, exec_id: str) -> None:
-        with self._lock:
-            self._receivers.pop(exec_id, None)
-
-    def close(self) -> None:
-        """End the connection. The daemon keeps what runs; idempotent."""
-        self._end("it was closed here")
-        with self._lock:
-            self._wake()
-
-    def abandon(self) -> None:
-        """In the child of a fork: let go of the parent's socket without touching its stream.
-
-        The lock may be held for ever by a thread that does not exist here, hence a new one.
-        """
-        self._lock = threading.Lock()
-        self._ended = "the process was forked"
-        self._pending, self._receivers = {}, {}
-        self._close_sockets()
-
-    def _send(self, message: Json) -> None:
-        line = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    def request(self, method: str, params: Json, answered: Answered | None = None) -> None:
+        """Send a request; *answered* gets the result, ``RpcError`` or ``ConnectionLost``. Without
+        *answered* it is a notification. Raises ``TooLarge`` or ``ConnectionLost`` with nothing sent."""
+        message: Json = {"jsonrpc": "2.0", "method": method, "params": params}
+        if answered is not None:
+            message["id"] = number = next(self._numbers)
+        line = _encode(message).encode() + b"\n"
         if len(line) > MAX_LINE:
             raise TooLarge(
-                f"{message['method']}: {len(line)} bytes do not fit in the {MAX_LINE} bytes of one"
-                " message; nothing was run",
-                hint="pass large data through a file in the sandbox, in several pieces",
+                f"{method}: {len(line)} bytes do not fit in the {MAX_LINE} bytes of one message; nothing was run",
+                hint="pass large data by `input`, with a daemon that can take it in pieces, or through a file",
             )
-        with self._lock:
-            if self._ended is not None:
-                raise ConnectionLost(f"no connection to the daemon: {self._ended}", unsent=True)
-            sent = 0
-            if not self._backlog:
-                try:
-                    sent = self._sock.send(line, socket.MSG_NOSIGNAL)
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    self._refused = True
-                    raise ConnectionLost(
-                        f"no connection to the daemon: {error}", unsent=True
-                    ) from error
-            self._backlog += line[sent:]
-            if self._backlog:
-                self._wake()
-
-    def _wake(self) -> None:
-        """Make the thread look around; under the lock, as the closing of its sockets is."""
-        with contextlib.suppress(OSError):  # it has been told already, or has ended
-            self._waker.send(b"!")
-
-    def _run(self) -> None:
-        """The connection's thread."""
-        reason = "the daemon closed it"
+        if self.lost is not None:
+            raise self.lost
         try:
-            self._exchange()
-        except (OSError, ValueError, RecursionError) as error:
-            reason = str(error)
-        except Exception as error:  # a receiver broke its promise: fail aloud, not silently
-            logger.exception("deepinfra-sandboxd: the connection's thread failed")
-            reason = f"internal error: {error}"
-        self._end(reason)
-        with self._lock:
-            self._close_sockets()
+            sent = 0 if self._unsent else self._sock.send(line, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.end(str(error))
+            raise ConnectionLost(f"no connection to the daemon: {error}") from error
+        if answered is not None:
+            self._answers[number] = answered
+        if sent < len(line):
+            self._unsent += line[sent:]
+            self.wake()
 
-    def _close_sockets(self) -> None:
-        for sock in (self._sock, self._waker, self._woken):
-            sock.close()
-
-    def _exchange(self) -> None:
-        poller = select.poll()
-        poller.register(self._woken, select.POLLIN)
-        poller.register(self._sock, select.POLLIN)
-        buffer, scanned = bytearray(), 0
-        while self._ended is None:
-            with self._lock:
-                wanted = select.POLLIN | (select.POLLOUT if self._backlog else 0)
-            poller.modify(self._sock, wanted)
-            for fd, events in poller.poll():
-                if fd == self._woken.fileno():
-                    self._woken.recv(64)
+    def wait(self, changed: threading.Condition, ready: Callable[[], bool], deadline: float | None) -> None:
+        """Return once *ready*, which is looked at when something has come and when *changed* is notified;
+        at the *deadline* (monotonic; None: none); and at the connection's end."""
+        try:
+            while not ready() and self.lost is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                if not self._reading:
+                    self._read(left)
                     continue
-                if events & select.POLLOUT:
-                    with self._lock, contextlib.suppress(BlockingIOError):
-                        del self._backlog[: self._sock.send(self._backlog, socket.MSG_NOSIGNAL)]
-                if not events & ~select.POLLOUT:
-                    continue
+                self._followers.append(changed)
                 try:
-                    chunk = self._sock.recv(1 << 18)
-                except BlockingIOError:
-                    continue
-                if not chunk:
-                    return  # a torn last line is no message
-                buffer += chunk
-                begin = 0
-                while (end := buffer.find(b"\n", max(begin, scanned))) >= 0:
-                    self._dispatch(json.loads(str(buffer[begin:end], "utf-8")))
-                    begin = end + 1
-                del buffer[:begin]
-                scanned = len(buffer)
-                if scanned >= MAX_LINE:
-                    raise ValueError("the peer sent a line over the protocol's limit")
+                    changed.wait(left)
+                finally:
+                    self._followers.remove(changed)
+        finally:
+            if not self._reading and self._followers:
+                self._followers[0].notify()
+
+    def wake(self) -> None:
+        """Make the thread that reads look at what it waits for, and at what is to be sent."""
+        if self._reading:
+            with contextlib.suppress(OSError):  # it has been told already
+                self._waker.send(b"!")
+
+    def end(self, reason: str) -> None:
+        """End it; the daemon keeps what runs. Idempotent."""
+        if self.lost is not None:
+            return
+        self.lost = ConnectionLost(
+            f"the connection to the daemon ended: {reason}", hint="see: deepinfra-sandboxd status"
+        )
+        self.wake()
+        answers, self._answers = self._answers, {}
+        receivers, self.receivers = self.receivers, {}
+        for answered in answers.values():
+            answered(self.lost)
+        for receiver in receivers.values():
+            receiver.on_lost()
+        for follower in self._followers:
+            follower.notify()
+        self._close()
+
+    def forget(self) -> None:
+        """In the child of a fork: let go of the parent's socket without touching its stream."""
+        self.lost, self._reading = ConnectionLost("the process was forked"), False
+        self._close()
+
+    def _close(self) -> None:
+        if not self._reading:  # else the thread that reads does it
+            for sock in (self._sock, self._waker, self._woken):
+                sock.close()
+
+    def _read(self, timeout: float | None) -> None:
+        """Wait for the socket without the lock, then take in what has come."""
+        self._reading, intact = True, True
+        self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        reason = ""
+        try:
+            self._lock.release()
+            try:
+                events = dict(self._poll.poll(None if timeout is None else 1000 * timeout + 1))
+            finally:
+                self._lock.acquire()
+            if self._woken.fileno() in events:
+                self._woken.recv(64)
+            event = events.get(self._sock.fileno(), 0)
+            if event & select.POLLOUT:
+                del self._unsent[: self._sock.send(self._unsent, socket.MSG_NOSIGNAL)]
+            if event & ~select.POLLOUT and self.lost is None:
+                intact = False
+                reason = self._take_in()
+                intact = True
+        except BlockingIOError:
+            intact = True
+        except Exception as error:
+            reason = str(error) or repr(error)
+        finally:
+            # An interrupt (any exception may come from a signal) must not tear a message apart unseen.
+            self._reading = False
+            if reason or not intact:
+                self.end(reason or "reading was interrupted")
+            elif self.lost is not None:
+                self._close()
+
+    def _take_in(self) -> str:
+        """Dispatch all whole lines; why the connection has ended, or an empty text."""
+        chunk = self._sock.recv(1 << 16)
+        if not chunk:
+            return "the daemon closed it"  # a torn last line is no message
+        begin, scan, self._heard = 0, len(self._received), True
+        self._received += chunk
+        while (end := self._received.find(b"\n", max(begin, scan))) >= 0:
+            self._dispatch(json.loads(str(self._received[begin:end], "utf-8")))
+            begin = end + 1
+        del self._received[:begin]
+        return ""
 
     def _dispatch(self, message: Any) -> None:
         if not isinstance(message, dict):
             raise ValueError("the peer sent something that is not JSON-RPC 2.0")
-        method, params = message.get("method"), message.get("params")
-        if method is not None:
-            params = params if isinstance(params, dict) else {}
-            if method not in ("exec.output", "exec.exit"):
-                self._on_notification(str(method), params)
-                return
-            exec_id = str(params.get("exec_id"))
-            with self._lock:
-                receiver = self._receivers.get(exec_id)
-                if method == "exec.exit":
-                    self._receivers.pop(exec_id, None)
-            if receiver is not None:
-                (receiver.on_exit if method == "exec.exit" else receiver.on_output)(params)
-            return
-        error = message.get("error")
-        number = message.get("id")
-        if number is None and isinstance(error, dict):  # about no request of ours: it hangs up next
-            raise ValueError(f"the daemon refused what was sent: {error.get('message')}")
-        with self._lock:
-            future = self._pending.pop(number, None) if isinstance(number, int) else None
-        if future is None:
-            return  # the answer to a request that nobody waits for any more
-        if isinstance(error, dict):
-            future.set_exception(RpcError.from_wire(error))
+        method, params = message.get("method"), message.get("params") or {}
+        if method == "exec.output":
+            if (receiver := self.receivers.get(params["exec_id"])) is not None:
+                receiver.on_output(params)
+        elif method == "exec.exit":
+            if (receiver := self.receivers.pop(params["exec_id"], None)) is not None:
+                receiver.on_exit(params)
+        elif method is not None:
+            self._notified(method, params)
         else:
-            result = message.get("result")
-            future.set_result(result if isinstance(result, dict) else {})
+            error, answered = message.get("error"), self._answers.pop(message.get("id", 0), None)
+            if error is not None and message.get("id") is None:  # about no request of ours: it hangs up next
+                raise ValueError(f"the daemon refused what was sent: {error.get('message')}")
+            if answered is not None:
+                answered(message.get("result", {}) if error is None else RpcError(error))
 
-    def _end(self, reason: str) -> None:
-        with self._lock:
-            if self._ended is not None:
-                return
-            self._ended = reason
-            pending, self._pending = self._pending, {}
-            receivers, self._receivers = self._receivers, {}
-            self._backlog.clear()
-        lost = ConnectionLost(f"the connection to the daemon ended: {reason}")
-        for future in pending.values():
-            future.set_exception(lost)
-        for receiver in receivers.values():
-            receiver.on_lost(lost)
+
+RESTART_HINT = "see: deepinfra-sandboxd status; restart it: systemctl --user restart deepinfra-sandboxd"

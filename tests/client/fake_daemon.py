@@ -3,19 +3,23 @@
 It speaks the protocol as the test tells it to, including wrongly; what the client sends has to be
 right, and is held against the schemas. ``ShellDaemon`` also runs scripts,
 on this machine, with ``/workspace`` replaced by a directory of the test: enough of a sandbox to
-exercise the environment's session handling where the real daemon would add nothing.
+exercise the environment's session handling where the real daemon would add nothing. Its commands
+outlive connections and, as with the real one's journal, ``crash`` and ``restart``.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import threading
 import sys
+import tarfile
 import time
 from functools import cache
 from pathlib import Path
@@ -24,7 +28,14 @@ from typing import Any, Callable
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+import pytest  # noqa: E402
 from support.schema import Validator  # noqa: E402
+
+METHODS = ROOT / "protocol" / "methods"
+in_pieces = pytest.mark.skipif(
+    not (METHODS / "exec.stdin.json").exists(), reason="the daemon takes no input in pieces yet"
+)
+files = pytest.mark.skipif(not (METHODS / "fs.push.json").exists(), reason="the daemon synchronises no files yet")
 
 Message = dict[str, Any]
 NO_ANSWER = object()
@@ -59,6 +70,7 @@ class Peer:
         self.sent: dict[str, int] = {}
         self.acked: dict[str, int] = {}
         self.windows: dict[str, int] = {}
+        self.base: dict[str, int] = {}  # the position that a command was attached at
         self.closed = False
 
     def raw(self, data: bytes) -> None:
@@ -73,13 +85,15 @@ class Peer:
 
     def output(self, exec_id: str, data: bytes, stream: str = "stdout", paced: bool = True) -> None:
         """Send *data*, waiting for acknowledgements as the daemon has to."""
+        limit = min(65536, self.windows.get(exec_id, 1 << 20))
         while data:
-            piece, data = data[:65536], data[65536:]
+            piece, data = data[:limit], data[limit:]
             with self.changed:
                 sent = self.sent.get(exec_id, 0)
                 room = self.windows.get(exec_id, 1 << 20) - len(piece)
                 if paced and not self.changed.wait_for(
-                    lambda: self.closed or sent - self.acked.get(exec_id, 0) <= room, DEADLINE
+                    lambda: self.closed or sent + self.base.get(exec_id, 0) - self.acked.get(exec_id, 0) <= room,
+                    DEADLINE,
                 ):
                     raise AssertionError(f"no acknowledgement for {exec_id}")
                 if self.closed:
@@ -92,15 +106,25 @@ class Peer:
                 exec_id=exec_id,
                 stream=stream,
                 offset=offset,
+                pos=self.base.get(exec_id, 0) + sent,
                 data_b64=base64.b64encode(piece).decode(),
             )
 
+    def flood(self, exec_id: str, data: bytes) -> threading.Thread:
+        """``output`` on a thread of its own: a client reads only while somebody waits."""
+
+        def send() -> None:
+            with contextlib.suppress(OSError):  # the client has gone
+                self.output(exec_id, data)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        return thread
+
     def exit(self, exec_id: str, code: int | None = 0, reason: str = "exited", **more: Any) -> None:
         params = {"started": "yes", "recreated": False, "generation": self.daemon.generation}
-        params |= {"output_bytes": self.sent.get(exec_id, 0), "dropped_bytes": 0}
-        self.notify(
-            "exec.exit", exec_id=exec_id, returncode=code, reason=reason, **{**params, **more}
-        )
+        params |= {"output_bytes": self.base.get(exec_id, 0) + self.sent.get(exec_id, 0), "dropped_bytes": 0}
+        self.notify("exec.exit", exec_id=exec_id, returncode=code, reason=reason, **{**params, **more})
 
     def close(self) -> None:
         with self.changed:
@@ -118,6 +142,8 @@ class FakeDaemon:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.generation = 1
+        self.capabilities: list[str] = []
+        self.instance = "fake"
         self.state = "running"
         self.account: Message = {"configured": True, "fingerprint": None}
         self.messages: list[Message] = []
@@ -127,6 +153,8 @@ class FakeDaemon:
         self.on: dict[str, Callable[[Peer, Message], Any]] = {
             "hello": lambda peer, params: self.hello(),
             "daemon.ping": lambda peer, params: {},
+            "daemon.health": lambda peer, params: {"health": []},
+            "plan.list": lambda peer, params: {"plans": [], "default": None},
             "account.set": self._account_set,
             "sandbox.ensure": lambda peer, params: {
                 "sandbox": self._sandbox(params),
@@ -136,22 +164,22 @@ class FakeDaemon:
             },
             "sandbox.get": lambda peer, params: {"sandbox": self._sandbox(params)},
             "sandbox.release": lambda peer, params: {"action": "kept", "holders": 0},
-            "exec.start": lambda peer, params: {"exec_id": params["exec_id"], "accepted": True},
+            "exec.start": lambda peer, params: {
+                "exec_id": params["exec_id"],
+                "accepted": True,
+                "attached": False,
+            },
             "exec.cancel": lambda peer, params: {"confirmed": True},
             "exec.ack": self._ack,
         }
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(path))
-        self.listener.listen(16)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        self.restart()
 
     def hello(self) -> Message:
         return {
             "protocol": 1,
             "version": "9.9.9",
-            "instance": "fake",
-            "capabilities": [],
+            "instance": self.instance,
+            "capabilities": list(self.capabilities),
             "account": dict(self.account),
         }
 
@@ -175,15 +203,30 @@ class FakeDaemon:
             assert self.changed.wait_for(lambda: bool(self.peers), DEADLINE), "nobody connected"
             return self.peers[-1]
 
-    def stop(self) -> None:
-        try:
+    def restart(self) -> None:
+        """Listen (again)."""
+        self.path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(self.path))
+        self.listener.listen(64)
+        self._thread = threading.Thread(target=self._accept, args=(self.listener,), daemon=True)
+        self._thread.start()
+
+    def crash(self) -> None:
+        """Everything that hangs on the process is gone at once; its socket file stays."""
+        with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self.listener.close()
         self._thread.join(DEADLINE)
-        for peer in self.peers:
+        self.drop()
+
+    def drop(self) -> None:
+        """All connections end."""
+        for peer in list(self.peers):
             peer.close()
+
+    def stop(self) -> None:
+        self.crash()
         self.path.unlink(missing_ok=True)
 
     def _sandbox(self, params: Message) -> Message:
@@ -199,10 +242,10 @@ class FakeDaemon:
             peer.changed.notify_all()
         return NO_ANSWER
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, _ = self.listener.accept()
+                sock, _ = listener.accept()
             except OSError:
                 return
             peer = Peer(self, sock)
@@ -215,6 +258,8 @@ class FakeDaemon:
         pending: dict[Any, Any] = {}  # ids in use: the client never repeats one
         try:
             for line in peer.sock.makefile("rb"):
+                if not line.endswith(b"\n"):
+                    break  # torn by the end of the connection: no message
                 self._handle(peer, json.loads(line), pending)
         except OSError:
             pass
@@ -227,8 +272,9 @@ class FakeDaemon:
     def _handle(self, peer: Peer, message: Message, pending: dict[Any, Any]) -> None:
         validator().message("client-to-daemon", message, pending)
         method, params = message["method"], message.get("params", {})
-        if method == "exec.start":
+        if method in ("exec.start", "exec.attach"):
             peer.windows[params["exec_id"]] = params.get("window", 1 << 20)
+            peer.base[params["exec_id"]] = peer.acked[params["exec_id"]] = params.get("offset", 0)
         with self.changed:
             self.messages.append(message)
             self.changed.notify_all()
@@ -239,11 +285,26 @@ class FakeDaemon:
             return
         if result is not NO_ANSWER and "id" in message:
             peer.send({"id": message["id"], "result": result})
-        if method == "exec.start" and result is not NO_ANSWER:
+        if method in ("exec.start", "exec.attach") and result is not NO_ANSWER:
             self.after_start(peer, params)
 
     def after_start(self, peer: Peer, params: Message) -> None:
         """What happens once a command was accepted; by default the test drives it."""
+
+
+class Command:
+    """A command of ``ShellDaemon``: its output from the first byte, and its end."""
+
+    def __init__(self, params: Message) -> None:
+        self.params = params
+        self.changed = threading.Condition()
+        self.output = bytearray()
+        self.end: tuple[int, str] | None = None
+        self.child: subprocess.Popen[bytes] | None = None
+        self.taken = {"stdin": bytearray(), "script": bytearray()}
+        self.complete = {"stdin": threading.Event(), "script": threading.Event()}
+        self.forgotten = False
+        self.more: Message = {}  # further members of its exec.exit
 
 
 class ShellDaemon(FakeDaemon):
@@ -251,54 +312,166 @@ class ShellDaemon(FakeDaemon):
 
     def __init__(self, path: Path, directory: Path) -> None:
         self.directory = directory
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.commands: dict[str, Command] = {}
         self.ignore_cancel = False
+        self.started: list[str] = []
+        self.lose_answers = 0  # so many exec.start are done and not answered: the connection ends instead
         super().__init__(path)
-        self.on["exec.cancel"] = self._cancel
+        self.capabilities = ["exec.attach"]
+        self.capabilities += ["exec.stdin"] if (METHODS / "exec.stdin.json").exists() else []
+        self.capabilities += ["fs"] if (METHODS / "fs.push.json").exists() else []
+        self.on |= {
+            "exec.start": self._start,
+            "exec.attach": self._attach,
+            "exec.stdin": self._stdin,
+            "exec.cancel": self._cancel,
+            "fs.push": self._push,
+            "fs.pull": self._pull,
+            "fs.delete": self._delete,
+        }
 
     def after_start(self, peer: Peer, params: Message) -> None:
-        threading.Thread(target=self._run, args=(peer, params), daemon=True).start()
+        threading.Thread(target=self._tell, args=(peer, self.commands[params["exec_id"]]), daemon=True).start()
 
-    def _run(self, peer: Peer, params: Message) -> None:
+    def _start(self, peer: Peer, params: Message) -> object:
         exec_id = params["exec_id"]
-        script = decode(params["script"]).replace(b"/workspace", os.fsencode(self.directory))
+        meant = {name: value for name, value in params.items() if name not in ("resume", "offset")}
+        known = self.commands.get(exec_id)
+        if known is not None and (known.params != meant or not self.capabilities):
+            raise Refusal("exec_id_in_use", f"{exec_id} is in use")
+        if known is None:
+            if params.get("resume"):
+                raise Refusal("exec_not_found", f"there is no command {exec_id}")
+            self.commands[exec_id] = command = Command(meant)
+            self.started.append(exec_id)
+            threading.Thread(target=self._run, args=(command,), daemon=True).start()
+        if self.lose_answers:
+            self.lose_answers -= 1
+            peer.close()
+            return NO_ANSWER
+        return {"exec_id": exec_id, "accepted": True, "attached": known is not None}
+
+    def _attach(self, peer: Peer, params: Message) -> Message:
+        if params["exec_id"] not in self.commands:
+            raise Refusal("exec_not_found", "there is no such command")
+        return {"exec_id": params["exec_id"], "phase": "running", "attached": True}
+
+    def _stdin(self, peer: Peer, params: Message) -> Message:
+        command = self.commands[params["exec_id"]]
+        stream = params.get("stream", "stdin")
+        taken, data = command.taken[stream], base64.b64decode(params.get("data_b64", ""))
+        if params["offset"] > len(taken):
+            raise Refusal("invalid_params", "bytes are missing before these")
+        taken += data[len(taken) - params["offset"] :]
+        if params.get("eof"):
+            command.complete[stream].set()
+        return {"accepted": len(taken), "state": "eof" if command.complete[stream].is_set() else "open"}
+
+    def _run(self, command: Command) -> None:
+        params = command.params
+        if "script_size" in params:
+            command.complete["script"].wait(DEADLINE)
+            script = bytes(command.taken["script"])
+            assert len(script) == params["script_size"]
+        else:
+            script = decode(params["script"]) if "script" in params else shlex.join(map(str, params["argv"])).encode()
         stdin = params.get("stdin")
+        has_stdin = stdin is not None or params.get("stdin_open", False)
         child = subprocess.Popen(
-            [b"bash", b"-lc" if params.get("login") else b"-c", script],
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            [
+                b"bash",
+                b"-lc" if params.get("login") else b"-c",
+                script.replace(b"/workspace", os.fsencode(self.directory)),
+            ]
+            if len(script) < 100_000
+            else [b"bash", self._script_file(script)],
+            stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=self.directory,
             env={"PATH": os.environ["PATH"], "HOME": str(self.directory)},
             start_new_session=True,
         )
-        self.running[exec_id] = child
-        if stdin is not None:
-            assert child.stdin is not None
-            child.stdin.write(decode(stdin))
-            child.stdin.close()
+        command.child = child
+        if has_stdin:
+            threading.Thread(target=self._feed, args=(command, child, stdin), daemon=True).start()
         assert child.stdout is not None
         while data := os.read(child.stdout.fileno(), 65536):
-            peer.output(exec_id, data)
+            with command.changed:
+                command.output += data
+                command.changed.notify_all()
         code = child.wait()
-        cancelled = code == -signal.SIGKILL
-        try:
-            if cancelled:
-                peer.exit(exec_id, 130, "cancelled")
-            else:
-                peer.exit(exec_id, code)
-        except OSError:
-            pass  # the client has gone
+        with command.changed:
+            command.end = (130, "cancelled") if code == -signal.SIGKILL else (code, "exited")
+            command.changed.notify_all()
+
+    def _script_file(self, script: bytes) -> bytes:
+        path = self.directory / "script"
+        path.write_bytes(script)
+        return os.fsencode(path)
+
+    def _feed(self, command: Command, child: subprocess.Popen[bytes], stdin: Any) -> None:
+        assert child.stdin is not None
+        if stdin is None:
+            command.complete["stdin"].wait(DEADLINE)
+        with contextlib.suppress(OSError):
+            child.stdin.write(decode(stdin) if stdin is not None else bytes(command.taken["stdin"]))
+            child.stdin.close()
+
+    def _tell(self, peer: Peer, command: Command) -> None:
+        """Send what there is and what comes, from the position that this connection asked for."""
+        exec_id = command.params["exec_id"]
+        position = peer.base[exec_id]
+        with contextlib.suppress(OSError):  # the client has gone
+            while not peer.closed:
+                with command.changed:
+                    command.changed.wait_for(lambda: command.end is not None or len(command.output) > position, 0.1)
+                    data, end = bytes(command.output[position:]), command.end
+                if data:
+                    peer.output(exec_id, data)
+                    position += len(data)
+                elif end is not None:
+                    return peer.exit(exec_id, end[0], end[1], **command.more)
 
     def _cancel(self, peer: Peer, params: Message) -> Message:
-        child = self.running.get(params["exec_id"])
-        if child is not None and not self.ignore_cancel:
-            os.killpg(child.pid, signal.SIGKILL)
+        command = self.commands.get(params["exec_id"])
+        if command is not None and command.child is not None and command.end is None and not self.ignore_cancel:
+            os.killpg(command.child.pid, signal.SIGKILL)
         return {"confirmed": not self.ignore_cancel}
 
+    def _local(self, remote: Any) -> Path:
+        return self.directory / decode(remote).decode().removeprefix("/workspace/")
+
+    def _push(self, peer: Peer, params: Message) -> Message:
+        for pair in params["files"]:
+            target = self._local(pair["remote"])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(Path(decode(pair["host"]).decode()).read_bytes())
+        counts = {"unchanged": 0, "bytes": 0, "wire_bytes": 0, "skipped_more": 0}
+        return {"sent": len(params["files"]), "skipped": [], "sandbox_id": "sb_1", **counts}
+
+    def _delete(self, peer: Peer, params: Message) -> Message:
+        for remote in params["remotes"]:
+            self._local(remote).unlink(missing_ok=True)
+        return {"deleted": len(params["remotes"]), "missing": 0, "failed": []}
+
+    def _pull(self, peer: Peer, params: Message) -> Message:
+        source = self._local(params["remote"])
+        if not source.exists():
+            raise Refusal("file_not_found", "there is no such file")
+        with tarfile.open(decode(params["host"]).decode(), "w") as tar:
+            tar.add(source, arcname=params["remote"].lstrip("/"))
+        return {"files": 1, "bytes": 0, "wire_bytes": 0, "skipped": [], "skipped_more": 0}
+
+    def _ack(self, peer: Peer, params: Message) -> object:
+        command = self.commands[params["exec_id"]]
+        command.forgotten = command.end is not None and params["offset"] == len(command.output)
+        return super()._ack(peer, params)
+
     def stop(self) -> None:
-        for child in self.running.values():
-            if child.poll() is None:
+        for command in self.commands.values():
+            child = command.child
+            if child is not None and child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         super().stop()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import NO_ANSWER, Message, Peer, Refusal, ShellDaemon, decode, eventually
+from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually, files, in_pieces
 
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
-from tools.environments.base import EnvironmentConnectionError, set_activity_callback
+from tools.environments import file_sync
+from tools.environments.base import EnvironmentConnectionError, FileFetchError, set_activity_callback
 
 
 def make(provider: DeepInfraProvider, **options: Any) -> DeepInfraEnvironment:
@@ -45,9 +49,7 @@ def restart(shell: ShellDaemon) -> None:
     shell.generation += 1
 
 
-def test_a_session_keeps_exports_functions_and_directory(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_a_session_keeps_exports_functions_and_directory(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     assert environment.cwd == str(shell.directory)
     assert environment._snapshot_ready
@@ -74,23 +76,22 @@ def test_the_stub_and_hermes_get_the_request_they_mean(
     assert shell.wait_for("sandbox.ensure")["plan"] == "large"
 
 
-def test_one_ensure_and_one_start_a_command(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_one_ensure_one_start_and_one_word_that_all_was_taken(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
+    shell.wait_for("exec.ack")
     before = len(shell.messages)
     environment.execute("true")
-    assert shell.methods()[before:] == ["sandbox.ensure", "exec.start"]
+    shell.wait_for("exec.ack", 2)
+    assert shell.methods()[before:] == ["sandbox.ensure", "exec.start", "exec.ack"]
 
 
+@in_pieces
 @pytest.mark.parametrize(
     "content",
-    ["", "no newline", "crlf\r\n\0x", "\udcff\udc80 é\n" * 1000],
-    ids=["empty", "no-newline", "crlf-and-nul", "no-text"],
+    ["", "no newline", "crlf\r\n\0x", "\udcff\udc80 é\n" * 1000, "0123456789abcdef" * (5 << 16) + "end"],
+    ids=["empty", "no-newline", "crlf-and-nul", "no-text", "5-MB"],
 )
-def test_stdin_is_delivered_byte_by_byte(
-    shell: ShellDaemon, provider: DeepInfraProvider, content: str
-) -> None:
+def test_stdin_is_delivered_byte_by_byte(shell: ShellDaemon, provider: DeepInfraProvider, content: str) -> None:
     environment = make(provider)
     result = environment.execute("cat > f; sha256sum < f", stdin_data=content)
     digest = hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
@@ -98,9 +99,10 @@ def test_stdin_is_delivered_byte_by_byte(
     assert environment.execute("cat; echo $?")["output"].strip() == "0"  # no stdin is /dev/null
 
 
-def test_too_much_stdin_is_refused_before_anything_runs(
+def test_a_daemon_that_takes_no_input_in_pieces_is_told_so_before_anything_runs(
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
+    shell.capabilities = []
     environment = make(provider)
     result = environment.execute("touch ran; cat > f", stdin_data="x" * (1 << 20))
     assert result["returncode"] == 125
@@ -108,18 +110,14 @@ def test_too_much_stdin_is_refused_before_anything_runs(
     assert not (shell.directory / "ran").exists()
 
 
-def test_output_is_complete_up_to_the_last_byte(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_output_is_complete_up_to_the_last_byte(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     result = environment.execute("head -c 4000000 /dev/zero | tr '\\0' 'x'; echo; echo €end")
     assert result["returncode"] == 0
     assert result["output"] == "x" * 4000000 + "\n€end\n"
 
 
-def test_time_up_keeps_what_was_printed_and_ends_the_command(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_time_up_keeps_what_was_printed_and_ends_the_command(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     begun = time.monotonic()
     result = environment.execute("echo before; sleep 60; echo never", timeout=1)
@@ -168,9 +166,7 @@ def test_a_command_handed_over_goes_on(shell: ShellDaemon, provider: DeepInfraPr
     assert kept[0].wait(5) == 0 and "two" in kept[0].stdout.read()
 
 
-def test_a_short_command_does_not_pay_for_hermes_polling(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_a_short_command_does_not_pay_for_hermes_polling(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     """hermes alone would look again after 5, 7, 11, 17, 25, 38, 57, 85, 128 ms."""
     environment = make(provider)
     lateness = []
@@ -220,19 +216,18 @@ def test_after_a_restart_the_session_is_made_again_and_said_so(
     assert environment.execute("pwd", cwd=str(outside))["returncode"] == 0
 
 
-def test_a_restart_noticed_only_by_the_command_itself(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_a_restart_noticed_only_by_the_command_itself(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     original = shell._run
 
-    def restarted(peer: Peer, params: Message) -> None:
-        shell._run = original
+    def restarted(command: Command) -> None:
+        shell._run = original  # type: ignore[method-assign]
         restart(shell)
-        peer.output(params["exec_id"], b"ran\n")
-        peer.exit(params["exec_id"], 0, recreated=True)
+        with command.changed:
+            command.output += b"ran\n"
+            command.end, command.more = (0, "exited"), {"recreated": True}
 
-    shell._run = restarted
+    shell._run = restarted  # type: ignore[method-assign]
     result = environment.execute("echo ran")
     assert result["output"] == "ran\n" and result["environment_recreated"] is True
     result = environment.execute("echo next")
@@ -245,10 +240,7 @@ def test_threads_that_meet_a_restart_together_make_the_session_once(
     environment = make(provider)
     restart(shell)
     before = shell.methods().count("exec.start")
-    threads = [
-        threading.Thread(target=environment.execute, args=(f"echo {number}",))
-        for number in range(4)
-    ]
+    threads = [threading.Thread(target=environment.execute, args=(f"echo {number}",)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -265,9 +257,7 @@ def test_no_daemon_at_creation_is_a_connection_error_with_the_fix(
     assert "not running" in caught.value.reason and "systemctl" in caught.value.retry_hint
 
 
-def test_refusals_at_creation_never_read_as_a_time_out(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_refusals_at_creation_never_read_as_a_time_out(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     shell.on["sandbox.ensure"] = refuse("boot_failed", "boot timeout", "queue-timeout is 300 s")
     with pytest.raises(EnvironmentConnectionError, match="boot time limit") as caught:
         make(provider)
@@ -275,9 +265,7 @@ def test_refusals_at_creation_never_read_as_a_time_out(
     assert plain("a TimeoutError") == "a time limitError"
 
 
-def test_no_daemon_later_is_a_result_and_nothing_runs_here(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_no_daemon_later_is_a_result_and_nothing_runs_here(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     shell.stop()
     result = environment.execute("touch ran-on-the-host; echo $$")
@@ -288,23 +276,78 @@ def test_no_daemon_later_is_a_result_and_nothing_runs_here(
     assert not list(shell.directory.parent.glob("**/ran-on-the-host"))
 
 
-def test_the_daemon_going_away_in_the_middle_keeps_the_output_and_does_not_raise(
+@pytest.mark.parametrize("capable", [True, False])
+def test_the_connection_going_away_in_the_middle(
+    shell: ShellDaemon, provider: DeepInfraProvider, capable: bool
+) -> None:
+    if not capable:
+        shell.capabilities = []
+    environment = make(provider)
+    result: dict[str, Any] = {}
+    work = "echo some; while [ ! -e go ]; do sleep 0.01; done; echo more; exit 3"
+    worker = threading.Thread(target=lambda: result.update(environment.execute(work)))
+    worker.start()
+    command = shell.commands[shell.wait_for("exec.start", 2)["exec_id"]]
+    eventually(lambda: command.output == b"some\n", "the command runs")
+    time.sleep(0.1)  # what was sent has been taken
+    shell.drop()
+    if capable:
+        shell.wait_for("exec.start", 3)
+    (shell.directory / "go").touch()
+    worker.join(20)
+    assert result["output"].startswith("some\n")
+    if capable:  # the agent sees nothing of it
+        assert (result["output"], result["returncode"]) == ("some\nmore\n", 3)
+        assert shell.wait_for("exec.start", 3)["offset"] == 5
+    else:
+        assert result["returncode"] == 125 and "was not run again" in result["output"]
+        assert "cannot find a command again" in result["output"]
+    assert len(shell.started) == 2
+    assert environment.execute("echo back")["output"].strip() == "back"  # it reconnects
+
+
+def test_the_daemon_being_replaced_in_the_middle_is_a_delay_and_nothing_else(
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
     environment = make(provider)
-    original = shell._run
+    provider.client.patience = 20
+    result: dict[str, Any] = {}
+    work = "for i in $(seq 2000); do echo line $i; done; sleep 0.3; echo end"
+    worker = threading.Thread(target=lambda: result.update(environment.execute(work)))
+    worker.start()
+    shell.wait_for("exec.start", 2)
+    shell.crash()
+    time.sleep(0.3)
+    shell.restart()
+    worker.join(20)
+    assert result["output"] == "".join(f"line {i}\n" for i in range(1, 2001)) + "end\n"
+    assert result["returncode"] == 0 and len(shell.started) == 2
 
-    def vanish(peer: Peer, params: Message) -> None:
-        shell._run = original
-        peer.output(params["exec_id"], b"some\n")
-        peer.close()
 
-    shell._run = vanish
-    result = environment.execute("work")
-    assert result["returncode"] == 125
-    assert result["output"].startswith("some\n")
-    assert "was not run again" in result["output"]
-    assert environment.execute("echo back")["output"].strip() == "back"  # it reconnects
+def test_a_kill_while_the_daemon_is_away_is_at_once_and_reaches_the_next_one(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    provider.client.patience = 20
+    thread, moment = threading.get_ident(), []
+
+    def trouble() -> None:
+        shell.wait_for("exec.start", 2)
+        shell.crash()
+        time.sleep(0.2)
+        moment.append(time.monotonic())
+        interrupt.set_interrupt(True, thread)
+
+    threading.Thread(target=trouble).start()
+    try:
+        result = environment.execute("sleep 60")
+        late = time.monotonic() - moment[0]
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert result["returncode"] == 130 and late < 1
+    assert "exec.cancel" not in shell.methods()
+    shell.restart()
+    assert shell.wait_for("exec.cancel")["exec_id"] == shell.started[1]
 
 
 def test_a_wait_for_the_sandbox_is_interruptible_and_shows_life(
@@ -317,9 +360,7 @@ def test_a_wait_for_the_sandbox_is_interruptible_and_shows_life(
     heard: list[str] = []
     set_activity_callback(heard.append)
     begun = time.monotonic()
-    monkeypatch.setattr(
-        "tools.environments.base.touch_activity_if_due", lambda state, label: heard.append(label)
-    )
+    monkeypatch.setattr("tools.environments.base.touch_activity_if_due", lambda state, label: heard.append(label))
     try:
         result = environment.execute("touch ran")
     finally:
@@ -330,9 +371,7 @@ def test_a_wait_for_the_sandbox_is_interruptible_and_shows_life(
     assert not (shell.directory / "ran").exists()
 
 
-def test_a_poller_gets_nothing_but_the_commands_own_output(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_a_poller_gets_nothing_but_the_commands_own_output(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
 
     def poll(command: str, **options: Any) -> Any:
@@ -355,9 +394,7 @@ def test_a_poller_gets_nothing_but_the_commands_own_output(
     assert poll("kill -0 1; echo $?") == {"output": "", "returncode": 125}
 
 
-def test_cleanup_lets_go_or_terminates_by_its_cause(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_cleanup_lets_go_or_terminates_by_its_cause(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     environment.cleanup()
     environment.cleanup(force_remove=False)
@@ -369,7 +406,7 @@ def test_cleanup_lets_go_or_terminates_by_its_cause(
     environment.__del__()
     assert len(shell.messages) == before
     shell.stop()
-    eventually(lambda: not provider._shared_client().post("daemon.ping", {}), "connection is gone")
+    eventually(lambda: not provider.client.post("daemon.ping", {}), "connection is gone")
     environment.cleanup()
     environment.cleanup(force_remove=True)
 
@@ -399,10 +436,137 @@ def test_a_daemon_without_a_key_is_given_the_profiles(
     ).hexdigest()[:16]  # fmt: skip
 
 
-def test_lines_with_bytes_that_are_no_text_reach_the_shell(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_lines_with_bytes_that_are_no_text_reach_the_shell(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     assert environment.execute("printf '%s' '\udcff' | od -An -tx1")["output"].strip() == "ff"
     assert isinstance(shell.wait_for("exec.start", 2)["script"], dict)
     assert decode(shell.wait_for("exec.start", 2)["script"]).count(b"\xff") == 1
+
+
+@pytest.fixture
+def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A profile with files that hermes wants in the sandbox."""
+    home = Path(os.environ["HERMES_HOME"])
+    for name in ("skills/one.md", "cache/two.txt"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(name)
+    file_sync.failures.clear()
+    # Each command looks again: the interval is hermes's own business.
+    original = file_sync.FileSyncManager.__init__
+    monkeypatch.setattr(
+        file_sync.FileSyncManager, "__init__", lambda self, *a, **k: original(self, *a, **{"sync_interval": 0, **k})
+    )
+    return home
+
+
+@files
+def test_files_are_there_before_the_first_command_and_follow_the_host(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    environment = make(provider)
+    assert shell.methods().index("fs.push") < shell.methods().index("exec.start")
+    assert (
+        environment.execute("cat .hermes/skills/one.md .hermes/cache/two.txt")["output"] == "skills/one.mdcache/two.txt"
+    )
+    assert shell.methods().count("fs.push") == 1  # unchanged: nothing was sent again
+    (synchronised / "cache/two.txt").write_text("changed here")
+    (synchronised / "skills/one.md").unlink()
+    assert environment.execute("cat .hermes/cache/two.txt; ls .hermes/skills")["output"] == "changed here"
+    assert file_sync.failures == []
+
+
+@files
+def test_what_the_sandbox_changed_comes_back_at_cleanup_if_it_runs(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    environment = make(provider)
+    environment.execute("echo there > .hermes/cache/two.txt; echo evil > .hermes/skills/one.md")
+    shell.state = "stopped"
+    environment.cleanup()
+    assert "fs.pull" not in shell.methods()  # which would start it
+    shell.state = "running"
+    environment.cleanup()
+    assert (synchronised / "cache/two.txt").read_text() == "there\n"
+    assert (synchronised / "skills/one.md").read_text() == "skills/one.md"
+    assert file_sync.failures == []
+
+
+@files
+def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    skipped = {"host": "/h", "remote": "/workspace/r", "reason": "unreadable", "text": "permission denied"}
+    good = shell.on["fs.push"]
+    shell.on["fs.push"] = lambda peer, params: {**good(peer, params), "skipped": [skipped]}
+    assert make(provider).execute("echo ran")["output"] == "ran\n"
+    assert file_sync.failures and "/h: permission denied" in file_sync.failures[0]
+
+
+def test_a_daemon_that_synchronises_nothing_is_named(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shell.capabilities = ["exec.attach", "exec.stdin"]
+    assert make(provider).execute("ls -A")["output"] == ""
+    assert "9.9.9 does not synchronise files" in caplog.text
+
+
+@files
+def test_after_a_restart_the_files_are_offered_again(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    environment = make(provider)
+    restart(shell)
+    environment.execute("true")
+    assert shell.methods().count("fs.push") == 2
+
+
+def test_files_are_fetched_byte_by_byte(shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path) -> None:
+    environment = make(provider)
+    content = os.urandom(3 << 20)
+    (shell.directory / "a b'c").write_bytes(content)
+    environment.fetch_file(f"{shell.directory}/a b'c", tmp_path / "out", max_bytes=len(content))
+    assert (tmp_path / "out").read_bytes() == content
+    for path, limit in (
+        (f"{shell.directory}/a b'c", 100),
+        (f"{shell.directory}/none", 100),
+        (str(shell.directory), 100),
+    ):
+        with pytest.raises(FileFetchError):
+            environment.fetch_file(path, tmp_path / "other", max_bytes=limit)
+    assert [path.name for path in tmp_path.iterdir() if "other" in path.name or "part" in path.name] == []
+    (shell.directory / "link").symlink_to("a b'c")
+    assert environment.fetch_realpath(f"{shell.directory}/link") == f"{shell.directory}/a b'c"
+    assert environment.fetch_realpath("/nowhere/at/all") is None
+    shell.stop()
+    with pytest.raises(FileFetchError, match="not running"):
+        environment.fetch_file("/x", tmp_path / "other", max_bytes=1)
+    assert environment.fetch_realpath("/x") is None
+
+
+def test_while_the_interpreter_ends_no_stopped_sandbox_is_started(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path
+) -> None:
+    program = """
+import atexit, sys
+from deepinfra_sandboxd.provider import DeepInfraProvider
+environment = DeepInfraProvider().create_environment(cwd="", timeout=5)
+def last():
+    print(environment.execute("kill -0 1; echo $?"))
+    environment.cleanup(force_remove=False)
+atexit.register(last)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    shell.state = "stopped"
+    ensured = shell.methods().count("sandbox.ensure")
+    assert process.communicate("\n", timeout=20)[0] == "{'output': '1\\n', 'returncode': 1}\n"
+    assert shell.methods().count("sandbox.ensure") == ensured
+    assert shell.wait_for("sandbox.release")["mode"] == "keep"

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import NO_ANSWER, ROOT, ShellDaemon
+from fake_daemon import NO_ANSWER, ROOT, Message, Peer, Refusal, ShellDaemon
 
 import deepinfra_sandboxd
 from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
-from deepinfra_sandboxd import paths
+from deepinfra_sandboxd import daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
 from deepinfra_sandboxd.provider import DeepInfraProvider, profile_identity
 
+from tools import interrupt
+
 PACKAGE = ROOT / "client-py" / "deepinfra_sandboxd"
+
+
+def refuse(name: str, text: str, hint: str = "") -> Any:
+    def handler(peer: Peer, params: Message) -> Message:
+        raise Refusal(name, text, hint=hint)
+
+    return handler
 
 
 class Context:
@@ -69,9 +80,44 @@ def test_settings_of_the_plugin_are_used(shell: ShellDaemon) -> None:
     assert environment.cwd == str(shell.directory)
 
 
-def test_being_available_is_looked_at_not_connected(
-    shell: ShellDaemon, provider: DeepInfraProvider
+def test_settings_come_from_the_variable_then_the_backends_own_then_the_plugins(
+    shell: ShellDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    context = Context(plan="plugin", socket=str(shell.path), persistent=False, interrupt="term", idle_stop=90)
+    deepinfra_sandboxd.register(context)
+    (provider,) = context.providers
+    assert isinstance(provider, DeepInfraProvider)
+    assert provider.client._options == ["--idle-stop", "90"]
+    environment = provider.create_environment(cwd="", timeout=5, task_id="s")
+    ensured = shell.wait_for("sandbox.ensure")
+    assert (ensured["plan"], ensured["persistent"]) == ("plugin", False) and environment._persistent is False
+    threading.Timer(0.2, lambda: interrupt.set_interrupt(True, thread)).start()
+    thread = threading.get_ident()
+    try:
+        assert environment.execute("sleep 60")["returncode"] == 130
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert shell.wait_for("exec.cancel")["signal"] == "TERM"
+    own = {"plan": "backend", "persistent": True}
+    provider.create_environment(cwd="", timeout=5, backend_config=own)
+    ensured = shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))
+    assert (ensured["plan"], ensured["persistent"]) == ("backend", True)
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "variable")
+    provider.create_environment(cwd="", timeout=5, backend_config=own)
+    assert shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))["plan"] == "variable"
+    provider.client.close()
+
+
+def test_the_schema_of_the_settings_is_one_that_hermes_takes() -> None:
+    schema = DeepInfraProvider().get_config_schema()
+    assert set(schema) == {"plan", "idle_stop", "persistent", "socket", "interrupt"}
+    for name, entry in schema.items():
+        assert re.fullmatch("[A-Za-z0-9_-]+", name) and json.loads(json.dumps(entry)) == entry
+        assert entry["type"] in ("string", "boolean", "select") and entry["description"]
+        assert entry["type"] != "select" or entry["default"] in entry["options"]
+
+
+def test_being_available_is_looked_at_not_connected(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     assert provider.is_available()
     assert shell.peers == []
     shell.stop()
@@ -102,7 +148,6 @@ def test_requirements_hold_when_the_daemon_can_be_started(
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
     assert provider.check_requirements({}) is True
-    assert "systemctl --user start" in caplog.text
 
 
 def test_the_doctor_tells_the_causes_apart(
@@ -111,7 +156,9 @@ def test_the_doctor_tells_the_causes_apart(
     def last() -> tuple[bool, str, str]:
         return provider.doctor_checks()[-1]
 
-    assert last() == (True, "DeepInfra API key", "(known)")
+    assert last() == (True, "DeepInfra API key", "(accepted)")
+    shell.capabilities = ["exec.attach"]
+    assert any("lacks exec.stdin, fs" in detail for ok, _, detail in provider.doctor_checks() if ok)
     assert provider.probe() == ("ready", "")
     shell.account = {"configured": False, "fingerprint": None}
     assert last()[0] is False and "DEEPINFRA_API_KEY" in last()[2]
@@ -131,16 +178,42 @@ def test_the_doctor_tells_the_causes_apart(
     assert provider.probe()[0] == "unavailable"
 
 
-def test_post_setup_says_what_is_missing(
-    provider: DeepInfraProvider, capsys: pytest.CaptureFixture[str]
+def test_the_doctor_asks_whether_the_key_is_good_and_the_picker_only_what_is_known(
+    shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
+    shell.on["plan.list"] = refuse("unauthorized", "the key was refused", hint="make a new one")
+    assert provider.doctor_checks()[-1] == (False, "unauthorized", "the key was refused: make a new one")
+    assert provider.probe() == ("ready", "")
+    item = {"code": "unauthorized", "severity": "error", "text": "The key was refused.", "hint": "make a new one"}
+    shell.on["daemon.health"] = lambda peer, params: {"health": [item]}
+    assert provider.probe() == ("needs_setup", "The key was refused. make a new one")
+
+
+def test_setting_up_starts_the_daemon_hands_it_the_key_and_says_what_is_missing(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: started.append(how) or True)
+    shell.account = {"configured": False, "fingerprint": None}
+    provider.post_setup()  # not on a terminal, so nobody is asked
+    assert "!! DeepInfra API key: the daemon has none" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("getpass.getpass", lambda prompt: " typed ")
     provider.post_setup()
-    assert "ok DeepInfra API key" in capsys.readouterr().out
+    assert shell.wait_for("account.set") == {"api_key": "typed"}
+    out = capsys.readouterr().out
+    assert "ok DeepInfra API key" in out and "typed" not in out
+    assert started == [{"enable": True}] * 2
+    shell.stop()
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: False)
+    provider.post_setup()
+    assert "!! deepinfra-sandboxd" in capsys.readouterr().out
 
 
-def test_a_profile_is_the_real_path_of_its_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_the_real_path_of_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a/profiles/x", "b/profiles/x"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a/profiles/x")
@@ -156,7 +229,7 @@ def test_a_profile_is_the_real_path_of_its_home(
     # The native home has the name that the daemon's command line uses by default.
     native = tmp_path / "user"
     (native / ".hermes").mkdir(parents=True)
-    monkeypatch.setattr("deepinfra_sandboxd.provider.home_dir", lambda: str(native))
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.home_dir", lambda: str(native))
     assert identity(native / ".hermes") == "default"
     assert identity(tmp_path / "link") != "default"
 
@@ -175,13 +248,9 @@ def test_errors_of_identity_and_of_unscoped_secrets_propagate(
     assert "sandbox.ensure" not in shell.methods()
 
 
-def test_an_ephemeral_sandbox_goes_with_its_session(
-    shell: ShellDaemon, provider: DeepInfraProvider
-) -> None:
+def test_an_ephemeral_sandbox_goes_with_its_session(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     config = {"container_persistent": False}
-    environment = provider.create_environment(
-        cwd="", timeout=5, task_id="s1", container_config=config
-    )
+    environment = provider.create_environment(cwd="", timeout=5, task_id="s1", container_config=config)
     assert environment._persistent is False and environment._session_scoped is True
     assert shell.wait_for("sandbox.ensure")["persistent"] is False
     kept = provider.create_environment(cwd="", timeout=5, task_id="s2")
@@ -197,18 +266,16 @@ def test_paths_do_not_follow_a_pinned_home(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("DEEPINFRA_SANDBOXD_STATE_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
-    assert not paths.state_dir().startswith(str(tmp_path))
-    assert paths.state_dir().endswith("/.local/state/deepinfra-sandboxd")
+    assert not daemon.state_dir().startswith(str(tmp_path))
+    assert daemon.state_dir().endswith("/.local/state/deepinfra-sandboxd")
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
-    assert paths.state_dir() == "/x/deepinfra-sandboxd"
-    assert paths.socket_candidates("/one") == ["/one"]
+    assert daemon.state_dir() == "/x/deepinfra-sandboxd"
+    assert daemon.socket_candidates("/one") == ["/one"]
 
 
 def run_python(code: str, *arguments: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    result = subprocess.run(
-        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, env=environment
-    )
+    result = subprocess.run([sys.executable, *arguments, "-c", code], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -218,7 +285,8 @@ def test_the_copied_directory_is_a_plugin(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, directory, ignore=shutil.ignore_patterns("__pycache__"))
     assert (directory / "plugin.yaml").is_file()
     code = f"""
-import importlib.util, sys
+import importlib.util, sys, types
+sys.modules["hermes_plugins"] = types.ModuleType("hermes_plugins")  # as hermes does it
 sys.path.insert(0, {str(ROOT / "tests/client/hermes_stub")!r})
 spec = importlib.util.spec_from_file_location("hermes_plugins.x", {str(directory / "__init__.py")!r},
                                               submodule_search_locations=[{str(directory)!r}])
@@ -250,33 +318,23 @@ def test_the_version_is_the_same_everywhere_and_the_manifest_is_complete() -> No
     assert (fields["kind"], fields["requires_hermes"]) == ("backend", '">=0.21"')
     project = (ROOT / "client-py" / "pyproject.toml").read_text()
     assert 'deepinfra-sandbox = "deepinfra_sandboxd"' in project
-    version = re.search(
-        r"project\(deepinfra-sandboxd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text()
-    )
+    version = re.search(r"project\(deepinfra-sandboxd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
     assert version is not None and version.group(1) == deepinfra_sandboxd.__version__
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("setuptools") is None, reason="setuptools is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools is not installed")
 def test_the_wheel_holds_what_an_installation_needs(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(
-        ROOT / "client-py", source, ignore=shutil.ignore_patterns("__pycache__", "build")
-    )
+    shutil.copytree(ROOT / "client-py", source, ignore=shutil.ignore_patterns("__pycache__", "build"))
     code = "import os, sys, setuptools.build_meta as m; os.chdir(sys.argv[1]); print(m.build_wheel(sys.argv[2]))"
-    subprocess.run(
-        [sys.executable, "-c", code, str(source), str(tmp_path)], check=True, capture_output=True
-    )
+    subprocess.run([sys.executable, "-c", code, str(source), str(tmp_path)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("deepinfra_sandboxd-*.whl")
     target = tmp_path / "site"
     shutil.unpack_archive(wheel, target, "zip")
     files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert {"deepinfra_sandboxd/py.typed", "deepinfra_sandboxd/plugin.yaml"} <= files
     (entry_points,) = target.glob("*.dist-info/entry_points.txt")
-    assert (
-        "[hermes_agent.plugins]\ndeepinfra-sandbox = deepinfra_sandboxd" in entry_points.read_text()
-    )
+    assert "[hermes_agent.plugins]\ndeepinfra-sandbox = deepinfra_sandboxd" in entry_points.read_text()
     (metadata,) = target.glob("*.dist-info/METADATA")
     assert "Requires-Dist" not in metadata.read_text()
 

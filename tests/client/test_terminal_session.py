@@ -11,13 +11,13 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
-from fake_daemon import ROOT, eventually
+from fake_daemon import ROOT, eventually, files, in_pieces
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from support.daemon import Daemon  # noqa: E402
+from support.daemon import Daemon, find_binary  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 
 from deepinfra_sandboxd import Client, RpcError  # noqa: E402
@@ -49,7 +49,19 @@ def hermes(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepInfr
     monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
     provider = DeepInfraProvider()
     yield provider
-    provider._shared_client().close()
+    provider.client.close()
+
+
+@pytest.fixture
+def again(daemon: Daemon, hermes: DeepInfraProvider) -> Callable[..., None]:
+    """Ends the daemon, by SIGKILL or as an upgrade does, and starts another one on its state a moment later."""
+
+    def restart(*, kill: bool, pause: float = 0.2) -> None:
+        (daemon.kill if kill else daemon.stop)()
+        time.sleep(pause)  # for a while nobody listens
+        daemon.start()
+
+    return restart
 
 
 @pytest.fixture
@@ -59,9 +71,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 def make(provider: DeepInfraProvider, **options: Any) -> Any:
-    return provider.create_environment(
-        **{"cwd": "/root", "timeout": 30, "task_id": "default", **options}
-    )
+    return provider.create_environment(**{"cwd": "/root", "timeout": 30, "task_id": "default", **options})
 
 
 def ok(environment: Any, command: str, **options: Any) -> str:
@@ -107,6 +117,196 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
 
 
+@in_pieces
+@pytest.mark.parametrize("size", [0, 1, 131_073, 5_000_000])
+def test_a_file_of_any_size_is_written_through_stdin(hermes: DeepInfraProvider, size: int) -> None:
+    environment = make(hermes)
+    content = ("é\r\nEOF\n" * (size // 8 + 1))[: max(0, size - size // 8)]
+    ok(environment, "cat > f.tmp; mv f.tmp f", stdin_data=content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    assert ok(environment, "sha256sum < f").split()[0] == digest
+
+
+def test_a_script_is_polled_while_it_runs(hermes: DeepInfraProvider) -> None:
+    """As execute_code does: a poll of a directory of requests every 0.1 s, beside the script that makes them."""
+    environment = make(hermes)
+    script = "mkdir -p rpc; for i in 1 2 3; do echo $i > rpc/req$i; while [ ! -e rpc/res$i ]; do sleep 0.02; done; cat rpc/res$i; done"
+    done: dict[str, Any] = {}
+    worker = threading.Thread(target=lambda: done.update(environment.execute(script, cwd="/workspace")))
+    worker.start()
+    answered: set[str] = set()
+    deadline = time.monotonic() + 60
+    while worker.is_alive() and time.monotonic() < deadline:
+        for name in environment.execute("ls rpc 2>/dev/null", cwd="/workspace")["output"].split():
+            number = name.removeprefix("req")
+            if name.startswith("req") and number not in answered:
+                answered.add(number)
+                ok(
+                    environment,
+                    f"cat > rpc/t; mv rpc/t rpc/res{number}",
+                    cwd="/workspace",
+                    stdin_data=f"answer {number}\n",
+                )
+        time.sleep(0.1)
+    worker.join(5)
+    assert done["output"] == "answer 1\nanswer 2\nanswer 3\n" and done["returncode"] == 0
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "upgraded"])
+def test_a_daemon_that_is_replaced_in_the_middle_is_only_a_delay(
+    hermes: DeepInfraProvider, daemon: Daemon, again: Callable[..., None], kill: bool
+) -> None:
+    environment = make(hermes)
+    work = "echo run >> runs; for i in $(seq 40); do for j in $(seq 50); do echo line $i $j; done; sleep 0.05; done; exit 3"
+    done: dict[str, Any] = {}
+    worker = threading.Thread(target=lambda: done.update(environment.execute(work)))
+    worker.start()
+    time.sleep(0.5)
+    for _ in range(2):
+        again(kill=kill)
+        time.sleep(0.3)
+    worker.join(60)
+    lines = [f"line {i} {j}" for i in range(1, 41) for j in range(1, 51)]
+    assert done["output"].split("\n")[:-1] == lines
+    assert done["returncode"] == 3
+    assert ok(environment, "wc -l < runs") == "1"
+
+
+@in_pieces
+def test_input_goes_on_with_the_next_daemon(
+    client: Client, daemon: Daemon, hermes: DeepInfraProvider, again: Callable[..., None]
+) -> None:
+    data = os.urandom(20_000_000)
+    result: list[Any] = []
+    worker = threading.Thread(target=lambda: result.append(client.run(["sha256sum"], input=data)))
+    worker.start()
+    time.sleep(0.3)
+    again(kill=True)
+    worker.join(60)
+    assert result[0].stdout.split()[0].decode() == hashlib.sha256(data).hexdigest(), result[0]
+
+
+@in_pieces
+def test_a_script_of_any_size_runs(client: Client) -> None:
+    done = client.run(script="# " + "x" * 3_000_000 + "\necho ran")
+    assert (done.stdout, done.returncode) == (b"ran\n", 0)
+
+
+def test_an_agent_that_is_gone_leaves_its_command_to_be_attached_to(client: Client, daemon: Daemon) -> None:
+    with Client(str(daemon.socket)) as first:
+        assert first.start(script="echo one; sleep 1; echo two; exit 5", exec_id="left").read(20) is not None
+    done = client.attach("left").wait(20)
+    assert (done.stdout, done.returncode) == (b"one\ntwo\n", 5)
+
+
+def test_a_flood_is_ended_by_time_and_by_an_interrupt_with_what_it_printed(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    begun = time.monotonic()
+    result = environment.execute("echo first; yes", timeout=1)
+    assert result["returncode"] == 124 and result["output"].startswith("first\ny\ny\n")
+    assert time.monotonic() - begun < 6
+    thread = threading.get_ident()
+    threading.Timer(0.5, lambda: interrupt.set_interrupt(True, thread)).start()
+    try:
+        result = environment.execute("echo first; yes")
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert result["returncode"] == 130 and result["output"].startswith("first\ny\ny\n")
+    eventually(lambda: ok(environment, "pgrep -x yes || true") == "", "both are gone")
+
+
+def test_a_background_job_is_found_by_the_next_agent_and_by_its_poller(hermes: DeepInfraProvider) -> None:
+    job = "nohup bash -lc 'echo started; sleep 60; echo over' > /tmp/hermes_bg_1.log 2>&1 < /dev/null & echo $! > /tmp/hermes_bg_1.pid"
+    first = agent(job)
+    assert first.stdout is not None and first.stdout.readline() == "\n"
+    first.kill()
+    first.wait()
+    environment = make(hermes)
+    polls: list[str] = []
+
+    def poll() -> None:
+        polls.append(environment.execute("cat /tmp/hermes_bg_1.log", timeout=10)["output"])
+        polls.append(
+            environment.execute('kill -0 "$(cat /tmp/hermes_bg_1.pid)" 2>/dev/null; echo $?', timeout=5)["output"]
+        )
+
+    poller = threading.Thread(target=poll, name="proc-poller-1")
+    poller.start()
+    poller.join(30)
+    assert polls == ["started\n", "0\n"]
+
+
+def test_the_idle_reaper_leaves_a_background_job_alone(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Daemon(tmp_path, emulator.url, KEY, idle_stop=0.3) as daemon:
+        monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+        environment = make(DeepInfraProvider())
+        ok(environment, "nohup sleep 2 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid")
+        environment.cleanup()  # hermes's own reaper lets go
+        time.sleep(1)
+        assert ok(environment, "kill -0 $(cat /tmp/pid); echo $?") == "0"
+        environment.cleanup()
+        eventually(lambda: [one["state"] for one in emulator.sandboxes()] == ["stopped"], "idle when the job has ended")
+
+
+@files
+def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, tmp_path: Path) -> None:
+    home = Path(os.environ["HERMES_HOME"])
+    skill, cached = home / "skills" / "s" / "SKILL.md", home / "cache" / "images" / "i.png"
+    for path, content in ((skill, b"---\nname: s\n---\n"), (cached, bytes(range(256)))):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    environment = make(hermes)
+    listed = ok(environment, "cd .hermes && find . -type f | sort", cwd="/workspace").split("\n")
+    assert listed == ["./cache/images/i.png", "./skills/s/SKILL.md"]
+    ok(
+        environment,
+        "echo changed > .hermes/cache/images/i.png; echo evil > .hermes/skills/s/SKILL.md",
+        cwd="/workspace",
+    )
+    environment.cleanup()
+    assert cached.read_bytes() == b"changed\n" and skill.read_text().startswith("---")
+
+
+def test_a_file_is_fetched_whatever_it_holds(hermes: DeepInfraProvider, tmp_path: Path) -> None:
+    environment = make(hermes)
+    ok(environment, "head -c 3000000 /dev/urandom > /tmp/blob; ln -s /tmp/blob link", cwd="/workspace")
+    path = environment.fetch_realpath("/workspace/link")
+    assert path == "/tmp/blob"
+    environment.fetch_file(path, tmp_path / "blob", max_bytes=3_000_000)
+    assert (
+        hashlib.sha256((tmp_path / "blob").read_bytes()).hexdigest()
+        == ok(environment, "sha256sum < /tmp/blob").split()[0]
+    )
+    for wrong, limit in ((path, 1000), ("/nowhere", 1000), ("/workspace", 1000)):
+        with pytest.raises(RuntimeError):
+            environment.fetch_file(wrong, tmp_path / "other", max_bytes=limit)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_daemon_is_started_by_the_first_call(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten agents at once on a machine without systemd: one daemon, which outlives them."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "deepinfra-sandboxd").symlink_to(find_binary())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DEEPINFRA_BASE_URL", emulator.url)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", KEY)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    agents = [agent("echo $HOSTNAME > /workspace/f; echo ran") for _ in range(10)]
+    assert [each.communicate("", timeout=60)[0] for each in agents] == ["ran\n"] * 10
+    with Client(start=False) as client:
+        pid = client.call("daemon.status")["daemon"]["pid"]
+        try:
+            assert len(emulator.sandboxes()) == 1
+        finally:
+            os.kill(pid, signal.SIGTERM)
+            eventually(lambda: not Path(f"/proc/{pid}").exists(), "it has ended")
+
+
 def test_output_arrives_while_the_command_runs(client: Client) -> None:
     execution = client.start(script="echo one; sleep 60; echo two")
     chunk = execution.read(20)
@@ -129,9 +329,7 @@ def test_what_a_program_gets_from_the_client(client: Client) -> None:
     assert caught.value.name == "sandbox_not_found"
 
 
-def test_one_request_to_the_cloud_for_a_warm_command(
-    hermes: DeepInfraProvider, emulator: Emulator
-) -> None:
+def test_one_request_to_the_cloud_for_a_warm_command(hermes: DeepInfraProvider, emulator: Emulator) -> None:
     environment = make(hermes)
     ok(environment, "true")
     before = total_requests(emulator)
@@ -158,7 +356,7 @@ sys.stdin.read()
 
 def agent(*commands: str) -> subprocess.Popen[str]:
     """Another agent process of the same profile; it lives until its stdin is closed."""
-    paths = [ROOT / "client-py", ROOT / "tests/client/hermes_stub"]
+    paths = [ROOT / "client-py", Path(interrupt.__file__).parent.parent]  # the hermes that we have ourselves
     return subprocess.Popen(
         [sys.executable, "-c", AGENT, *commands],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -192,12 +390,10 @@ def test_profiles_and_tasks_have_sandboxes_of_their_own(
     assert make(hermes).execute("cat f")["returncode"] == 1
     assert len(emulator.sandboxes()) == 3
     other_task.cleanup(force_remove=True)
-    eventually(lambda: len(hermes._shared_client().call("sandbox.list")["sandboxes"]) == 2, "gone")
+    eventually(lambda: len(hermes.client.call("sandbox.list")["sandboxes"]) == 2, "gone")
 
 
-def test_a_stop_behind_our_back_is_survived_and_said(
-    hermes: DeepInfraProvider, emulator: Emulator
-) -> None:
+def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, emulator: Emulator) -> None:
     environment = make(hermes)
     ok(environment, "echo kept > f; export LOST=1; mkdir -p /tmp/d; cd /tmp/d")
     assert environment.cwd == "/tmp/d"
@@ -233,12 +429,11 @@ def test_time_up_is_punctual_and_keeps_the_output(hermes: DeepInfraProvider) -> 
     assert 2 <= time.monotonic() - begun < 3
 
 
-def test_a_daemon_that_was_restarted_is_found_again(
-    hermes: DeepInfraProvider, daemon: Daemon
-) -> None:
+def test_a_daemon_that_was_restarted_is_found_again(hermes: DeepInfraProvider, daemon: Daemon) -> None:
     environment = make(hermes)
     ok(environment, "echo kept > f; export KEPT=1")
     daemon.stop()
+    hermes.client.patience = 0.3
     result = environment.execute("touch /workspace/ran")
     assert result["returncode"] == 125 and "infrastructure error" in result["output"]
     assert not Path("/workspace/ran").exists()

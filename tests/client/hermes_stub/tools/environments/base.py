@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, Callable
 
 from tools.interrupt import consume_yield, is_interrupted, is_thread_interrupted
@@ -24,6 +25,10 @@ violations: list[str] = []
 BACKSTOP_GRACE = 2.0
 DRAIN_JOIN = 2.0
 _activity = threading.local()
+
+
+class FileFetchError(RuntimeError):
+    pass
 
 
 class EnvironmentConnectionError(RuntimeError):
@@ -132,6 +137,15 @@ class BaseEnvironment(ABC):
     ) -> Any:
         raise NotImplementedError
 
+    def _before_execute(self) -> None:
+        """Hook in front of each command, in the thread of the tool and outside of its time-out."""
+
+    def fetch_file(self, remote_path: str, local_dest: Path, *, max_bytes: int) -> None:
+        raise NotImplementedError  # hermes's own goes by base64 over exec
+
+    def fetch_realpath(self, remote_path: str) -> str | None:
+        raise NotImplementedError
+
     def _mark_recreated(self) -> None:
         self._recreated_notice_pending = True
 
@@ -141,10 +155,7 @@ class BaseEnvironment(ABC):
     def _save(self) -> str:
         """Shell lines that put exports and functions into the snapshot, atomically."""
         temporary = f"{self._snapshot_path}.$$.tmp"
-        return (
-            f"{{ export -p; declare -f; }} > {temporary} 2>/dev/null"
-            f" && mv -f {temporary} {self._snapshot_path}"
-        )
+        return f"{{ export -p; declare -f; }} > {temporary} 2>/dev/null" f" && mv -f {temporary} {self._snapshot_path}"
 
     def init_session(self) -> None:
         script = f"{self._save()} || exit 1\ncd -- {shlex.quote(self.cwd)} 2>/dev/null\n{self._marker_line()}"
@@ -192,6 +203,7 @@ class BaseEnvironment(ABC):
         bounded_capture: bool = False,
         yield_handler: Callable[[Any, str], dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
+        self._before_execute()
         limit = timeout or self.timeout
         script = self._wrap(command, cwd or self.cwd)
         login, caller = not self._snapshot_ready, threading.get_ident()
@@ -203,9 +215,7 @@ class BaseEnvironment(ABC):
             try:
                 handle = self._spawn(script, login=login, timeout=limit, stdin_data=stdin_data)
                 box["handle"] = handle
-                box["result"] = self._wait_for_process(
-                    handle, limit, watch_thread=caller, yield_handler=yield_handler
-                )
+                box["result"] = self._wait_for_process(handle, limit, watch_thread=caller, yield_handler=yield_handler)
             except BaseException as error:
                 box["error"] = error
 
@@ -264,9 +274,7 @@ class BaseEnvironment(ABC):
         handle.stdout.close()
         return {"output": capture.text, "returncode": handle.returncode}
 
-    def _killed(
-        self, handle: Any, drain: threading.Thread, capture: _Capture, text: str, code: int
-    ) -> dict[str, Any]:
+    def _killed(self, handle: Any, drain: threading.Thread, capture: _Capture, text: str, code: int) -> dict[str, Any]:
         begun = time.monotonic()
         for _ in range(2):  # hermes may call it twice, from two threads
             try:

@@ -1,0 +1,100 @@
+"""Where the daemon's socket is, and how a daemon that is not running gets started.
+
+The look-ups connect to nothing. ``start`` goes to systemd's socket where a user manager has one, and
+else spawns ``deepinfra-sandboxd serve``: of several at once the daemon's own lock leaves one.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from typing import Sequence
+
+PROGRAM = "deepinfra-sandboxd"
+SOCKET_VARIABLE = "DEEPINFRA_SANDBOXD_SOCKET"
+STATE_VARIABLE = "DEEPINFRA_SANDBOXD_STATE_DIR"
+# What a spawned daemon gets of our environment; an agent's other secrets are none of its business.
+_PASSED_ON = ("DEEPINFRA_", "XDG_", "SSL_CERT_", "PATH", "HOME", "LANG", "TZ")
+
+
+def home_dir() -> str:
+    """The user's home from the password database: hermes may pin ``HOME`` to a place of its own."""
+    return pwd.getpwuid(os.getuid()).pw_dir
+
+
+def state_dir() -> str:
+    """The daemon's state directory, which names the running daemon's socket."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home_dir(), ".local", "state")
+    return os.environ.get(STATE_VARIABLE) or os.path.join(base, PROGRAM)
+
+
+def socket_candidates(explicit: str | None = None) -> list[str]:
+    """Paths to try in this order. One that was asked for by name is never replaced by another."""
+    if named := explicit or os.environ.get(SOCKET_VARIABLE):
+        return [named]
+    found = []
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        found.append(os.path.join(runtime, PROGRAM, "rpc.sock"))
+    try:
+        with open(os.path.join(state_dir(), "socket"), encoding="utf-8") as file:
+            found.append(file.read().strip())
+    except (OSError, UnicodeDecodeError):
+        pass
+    return list(dict.fromkeys(filter(None, [*found, os.path.join(state_dir(), "rpc.sock")])))
+
+
+def socket_present(explicit: str | None = None) -> bool:
+    """True when a socket lies where the daemon's would. Stats only: connecting starts a daemon
+    that systemd holds the socket for."""
+    for path in socket_candidates(explicit):
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode):
+                return True
+        except (OSError, ValueError):
+            continue
+    return False
+
+
+def startable() -> bool:
+    """True when a daemon is installed, so that one can be started."""
+    return shutil.which(PROGRAM) is not None
+
+
+def start(explicit: str | None = None, options: Sequence[str] = (), *, enable: bool = False) -> bool:
+    """Have a daemon started, with *options* if it has to be spawned; False when there is no way to.
+
+    Returns before it listens. *enable*: systemd is to start it at later logins as well. A socket at
+    a place of its own (*explicit*) is none of systemd's.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    named = explicit or os.environ.get(SOCKET_VARIABLE)
+    if not named and os.path.exists(os.path.join(runtime, "systemd", "private")):
+        verb = ["enable", "--now"] if enable else ["start"]
+        try:
+            command = ["systemctl", "--user", *verb, f"{PROGRAM}.socket"]
+            if subprocess.run(command, capture_output=True, timeout=5).returncode == 0:
+                return True
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    program = shutil.which(PROGRAM)
+    if program is None:
+        return False
+    os.makedirs(state_dir(), mode=0o700, exist_ok=True)
+    if explicit:
+        options = [*options, "--socket", explicit]
+    # A shell in between: the daemon is nobody's child, so that no agent takes it along when it ends.
+    subprocess.run(
+        ["/bin/sh", "-c", 'umask 077; "$@" >>"$0" 2>&1 &', log_file(), program, "serve", *options],
+        env={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd="/", start_new_session=True, check=False,
+    )  # fmt: skip
+    return True
+
+
+def log_file() -> str:
+    """Where a daemon that was spawned here writes its log."""
+    return os.path.join(state_dir(), "spawned.log")

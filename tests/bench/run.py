@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 
+import bench_client  # noqa: F401
 import calls  # noqa: F401
 import residence  # noqa: F401
 import streams  # noqa: F401

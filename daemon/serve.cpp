@@ -9,6 +9,7 @@
 #include "sandbox/manager.hpp"
 #include "store/instance.hpp"
 #include "store/state_store.hpp"
+#include "sync/service.hpp"
 #include "sys/listener.hpp"
 #include "sys/lock.hpp"
 #include "sys/logging.hpp"
@@ -53,6 +54,7 @@ asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set
     manager.stopping("stopping");
     parts.stopping = true;
     stop_background.emit(asio::cancellation_type::terminal);
+    parts.files.stop();
     server.stop(farewell);
     asio::steady_timer poll(context);
     for (const auto until = std::chrono::steady_clock::now() + farewell;
@@ -103,6 +105,8 @@ int serve(const sys::settings& settings) {
          .slots = {.max_active = settings.max_active,
                    .evict_min_idle = settings.evict_min_idle,
                    .timeout = settings.queue_timeout}});
+    sync::service files(executor, manager, account, settings.state_dir);
+    files.sweep(loaded.records);
     manager.adopt(std::move(loaded.records));
     core::exec_limits limits;
     limits.refused = settings.queue_timeout;
@@ -115,6 +119,7 @@ int serve(const sys::settings& settings) {
     rpc::services parts{.account = account,
                         .manager = manager,
                         .execs = execs,
+                        .files = files,
                         .instance = self.id,
                         .socket = listener.path(),
                         .state_dir = settings.state_dir,

@@ -10,7 +10,7 @@ python=/usr/bin/python3 # Debian's, because the test modules are Debian's
 packages=(
     g++ cmake ninja-build ccache
     libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev libboost-url1.81-dev
-    libssl-dev libspdlog-dev doctest-dev musl-tools
+    libarchive-dev libssl-dev libspdlog-dev doctest-dev musl-tools
     python3 python3-pytest python3-jsonschema python3-setuptools python3-wheel mypy
     openssl systemd procps util-linux
 )

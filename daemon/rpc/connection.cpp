@@ -238,6 +238,12 @@ void connection::on_progress(const core::sandbox_key& key, const sandbox::progre
     answer(format_notification("sandbox.progress", encode_progress(key, news)));
 }
 
+void connection::mention(std::string_view method, json::object params) {
+    if (pending_ < max_pending / 2) {
+        answer(format_notification(method, std::move(params)));
+    }
+}
+
 // Answers first, then one piece of each ready command in turn, up to about one batch.
 void connection::fill(std::string& buffer) {
     while (!answers_.empty() && buffer.size() < batch) {

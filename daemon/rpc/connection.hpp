@@ -46,6 +46,9 @@ public:
     // The one of that command that comes here; null: none does.
     std::shared_ptr<exec::feed> feed_of(const std::string& exec_id) const;
 
+    // A notification that may be missing: left out when the client is slow to read.
+    void mention(std::string_view method, json::object params);
+
     void on_ready(const std::shared_ptr<exec::feed>& which) override;
     void on_progress(const core::sandbox_key& key, const sandbox::progress& news) override;
 

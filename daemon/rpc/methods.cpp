@@ -23,6 +23,11 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"exec.ack", bind(exec_ack)},
         {"exec.cancel", bind(exec_cancel)},
         {"exec.list", bind(exec_list)},
+        {"fs.push", bind(fs_push)},
+        {"fs.put", bind(fs_put)},
+        {"fs.get", bind(fs_get)},
+        {"fs.pull", bind(fs_pull)},
+        {"fs.delete", bind(fs_delete)},
     };
     return table;
 }

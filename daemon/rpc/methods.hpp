@@ -68,5 +68,11 @@ boost::asio::awaitable<json::value> exec_attach(call from, exec_attach_params pa
 boost::asio::awaitable<json::value> exec_ack(call from, exec_ack_params params);
 boost::asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params);
 boost::asio::awaitable<json::value> exec_list(call from, exec_list_params params);
+// methods_fs.cpp
+boost::asio::awaitable<json::value> fs_push(call from, fs_push_params params);
+boost::asio::awaitable<json::value> fs_put(call from, fs_put_params params);
+boost::asio::awaitable<json::value> fs_get(call from, fs_fetch_params params);
+boost::asio::awaitable<json::value> fs_pull(call from, fs_fetch_params params);
+boost::asio::awaitable<json::value> fs_delete(call from, fs_delete_params params);
 
 } // namespace sandboxd::rpc

@@ -7,12 +7,14 @@
 #include "core/sandbox_record.hpp"
 #include "exec/session.hpp"
 #include "sandbox/manager.hpp"
+#include "sync/service.hpp"
 
 #include <boost/json/object.hpp>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sandboxd::rpc {
 
@@ -83,6 +85,30 @@ struct exec_cancel_params {
     std::string exec_id;
     core::kill_signal signal = core::kill_signal::kill;
     static exec_cancel_params from(const json::object& object);
+};
+
+struct fs_push_params {
+    sync::push_request request;
+    std::string transfer; // empty: no reports
+    static fs_push_params from(const json::object& object);
+};
+
+struct fs_put_params {
+    sync::push_request request;
+    std::string transfer;
+    static fs_put_params from(const json::object& object);
+};
+
+struct fs_fetch_params {
+    sync::fetch_request request;
+    std::string transfer;
+    static fs_fetch_params from(const json::object& object);
+};
+
+struct fs_delete_params {
+    core::sandbox_key key;
+    std::vector<std::string> remotes;
+    static fs_delete_params from(const json::object& object);
 };
 
 struct exec_list_params {

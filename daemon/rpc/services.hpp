@@ -5,6 +5,7 @@
 #include "exec/registry.hpp"
 #include "sandbox/account.hpp"
 #include "sandbox/manager.hpp"
+#include "sync/service.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -17,6 +18,7 @@ struct services {
     sandbox::account& account;
     sandbox::manager& manager;
     exec::registry& execs;
+    sync::service& files;
 
     std::string instance;
     std::filesystem::path socket;

@@ -17,6 +17,7 @@ import bench_client  # noqa: F401
 import calls  # noqa: F401
 import residence  # noqa: F401
 import streams  # noqa: F401
+import transfers  # noqa: F401
 from bench import FIGURES, Row, Scene
 
 HEADINGS = ("what", "target", "measured", "")

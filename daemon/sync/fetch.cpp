@@ -1,0 +1,272 @@
+// get and pull: see service.hpp.
+//
+// One call in the sandbox packs what is asked for into parts; each part is fetched into a spool
+// file and taken apart on another thread while the next one comes. What comes of it is moved into
+// place when all of it is there.
+#include "base/error.hpp"
+#include "base/id.hpp"
+#include "sync/archive_reader.hpp"
+#include "sync/host_stage.hpp"
+#include "sync/path.hpp"
+#include "sync/sandbox_side.hpp"
+#include "sync/spool.hpp"
+#include "sync/workshop.hpp"
+
+#include <boost/asio/detached.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/post.hpp>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+
+namespace sandboxd::sync {
+namespace asio = boost::asio;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr double slow_line = 40e6; // bytes a second; python's gzip is hardly faster
+constexpr std::uint64_t room_to_spare = 1U << 20;
+
+class fetching {
+public:
+    fetching(std::shared_ptr<workshop> shop, fetch_request request, listeners who)
+        : shop_(std::move(shop)), request_(std::move(request)), who_(std::move(who)),
+          taken_(std::make_shared<condition>(shop_->executor)) {}
+
+    asio::awaitable<fetch_result> run() {
+        const fs::path target(request_.host);
+        // Before a sandbox is started for nothing.
+        if (!fs::is_directory(target.parent_path())) {
+            throw rpc_error(error_name::host_file,
+                            "there is no directory " + target.parent_path().string());
+        }
+        if (!shop_->known(request_.key)) {
+            throw rpc_error(error_name::sandbox_not_found,
+                            "there is no sandbox for " + describe(request_.key));
+        }
+        for (bool last = false;; last = true) {
+            const sandbox::wanted as_it_is;
+            sandbox::lease held = co_await shop_->manager.acquire(
+                request_.key, as_it_is, "fs.get-" + random_hex(4), who_.on_sandbox);
+            auto lease = std::make_shared<sandbox::lease>(std::move(held));
+            try {
+                co_return co_await fetch(std::move(lease), target);
+            } catch (const sandbox_lost&) {
+                if (last) throw;
+            }
+            shop_->manager.distrust(request_.key);
+        }
+    }
+
+private:
+    void tell(std::string_view phase, std::uint64_t done, std::optional<std::uint64_t> total) {
+        if (who_.on_transfer) who_.on_transfer({phase, done, total});
+    }
+
+    asio::awaitable<fetch_result> fetch(std::shared_ptr<sandbox::lease> lease, fs::path target) {
+        const std::string id = lease->record().sandbox_id;
+        const auto operation = std::make_shared<operation_name>(shop_, id);
+        const auto there =
+            std::make_shared<sandbox_side>(shop_->executor, shop_->account, id, operation->text());
+        tell("packing", 0, std::nullopt);
+        const std::uint64_t part_bytes = shop_->download.part_size();
+        const bool compress = shop_->download.rate() < slow_line;
+        json::object asked = pack_arguments(operation->text(), shop_->live_in(id), request_.remote,
+                                            part_bytes, compress, request_.max_bytes);
+        const json::object said = co_await there->call("pack", std::move(asked));
+        const std::optional<pack_answer> packed = parse_pack(said, part_bytes);
+        if (!packed) {
+            throw rpc_error(error_name::sync_failed, "the sandbox's answer makes no sense");
+        }
+        // Whatever comes of it, what the sandbox has packed is not needed any more then.
+        struct dropping {
+            fetching& of;
+            std::shared_ptr<sandbox::lease> lease;
+            std::shared_ptr<operation_name> operation;
+            std::shared_ptr<sandbox_side> there;
+            std::vector<std::string> live;
+            ~dropping() { of.drop_later(lease, operation, there, live); }
+        };
+        const dropping afterwards{*this, lease, operation, there, shop_->live_in(id)};
+        check_room(target, *packed);
+
+        const host_stage stage(target.parent_path(), shop_->stages, operation->text());
+        const fs::path arrived = stage.path() / "arrived";
+        const archive_taken taken = co_await transfer(*packed, *there, stage.path());
+        co_return co_await place(*packed, taken, arrived, target);
+    }
+
+    void check_room(const fs::path& target, const pack_answer& packed) const {
+        if (request_.max_bytes && packed.bytes > *request_.max_bytes) {
+            throw rpc_error(error_name::too_large,
+                            "there are " + std::to_string(packed.bytes) +
+                                " bytes, more than was asked for at the most");
+        }
+        struct statvfs status {};
+        if (::statvfs(target.parent_path().c_str(), &status) != 0) return;
+        const std::uint64_t available = std::uint64_t(status.f_bavail) * status.f_frsize;
+        // What is sparse comes with holes; the parts are at least what it takes then.
+        std::uint64_t parts = 0;
+        for (const std::uint64_t size : packed.sizes)
+            parts += size;
+        if (std::min(parts, packed.bytes) + room_to_spare > available) {
+            throw rpc_error(error_name::no_space, "there are " + std::to_string(packed.bytes) +
+                                                      " bytes to fetch, and " +
+                                                      std::to_string(available) + " free in " +
+                                                      target.parent_path().string());
+        }
+    }
+
+    asio::awaitable<archive_taken> transfer(const pack_answer& packed, sandbox_side& there,
+                                            fs::path stage) {
+        using namespace asio::experimental::awaitable_operators;
+        const auto feed = std::make_shared<part_feed>();
+        feed->on_taken = [executor = shop_->executor, taken = taken_] {
+            asio::post(executor, [taken] { taken->notify_all(); });
+        };
+        shop_->feeds.insert(feed);
+        // The reader must come to its end whatever becomes of the fetching.
+        struct ending {
+            std::shared_ptr<part_feed> feed;
+            ~ending() { feed->abandon(); }
+        };
+        archive_rules rules;
+        rules.prefix = request_.remote.substr(1);
+        rules.drop = {packed.drop.begin(), packed.drop.end()};
+        rules.max_bytes = packed.bytes;
+        archive_taken taken;
+        std::exception_ptr trouble;
+        const auto fetch_all = [&]() -> asio::awaitable<void> {
+            try {
+                co_await fetch_parts(packed, there, *feed);
+                feed->finish();
+            } catch (...) {
+                trouble = std::current_exception();
+                feed->abandon();
+            }
+        };
+        const auto read_all = [&]() -> asio::awaitable<void> {
+            const ending whatever_happens{feed};
+            try {
+                taken = co_await shop_->elsewhere([&] { return read(*feed, rules, stage); });
+            } catch (...) {
+                if (!trouble) trouble = std::current_exception();
+            }
+        };
+        co_await (fetch_all() && read_all());
+        shop_->feeds.erase(feed);
+        if (trouble) std::rethrow_exception(trouble);
+        co_return taken;
+    }
+
+    // On another thread.
+    archive_taken read(part_feed& feed, const archive_rules& rules, const fs::path& stage) const {
+        if (!request_.as_tar) return unpack_archive(feed, rules, stage.string(), "arrived");
+        const fs::path file = stage / "arrived";
+        const sys::unique_fd fd(
+            ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+        if (!fd) {
+            throw std::system_error(errno, std::generic_category(), "cannot make " + file.string());
+        }
+        return copy_archive(feed, rules, fd.get());
+    }
+
+    asio::awaitable<void> fetch_parts(const pack_answer& packed, sandbox_side& there,
+                                      part_feed& feed) {
+        std::uint64_t total = 0;
+        for (const std::uint64_t size : packed.sizes)
+            total += size;
+        for (std::size_t i = 0; i < packed.sizes.size(); ++i) {
+            while (!feed.wants_more() && !shop_->stopping)
+                co_await taken_->wait();
+            if (shop_->stopping) {
+                throw rpc_error(error_name::shutting_down, "the daemon is stopping");
+            }
+            tell("receiving", wire_bytes_, total);
+            sys::unique_fd spool = open_spool(shop_->state);
+            const auto begun = std::chrono::steady_clock::now();
+            co_await there.get_part(i, spool.get(), packed.sizes[i]);
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+            shop_->download.took(packed.sizes[i], took.count());
+            wire_bytes_ += packed.sizes[i];
+            feed.push(std::move(spool));
+        }
+        tell("receiving", wire_bytes_, total);
+    }
+
+    asio::awaitable<fetch_result> place(const pack_answer& packed, archive_taken taken,
+                                        fs::path arrived, fs::path target) {
+        fetch_result result{packed.directory,         taken.files,        taken.bytes, wire_bytes_,
+                            std::move(taken.skipped), packed.skipped_more};
+        for (const pack_answer::left_out& each : packed.skipped) {
+            const skip_reason reason = each.reason == "special"    ? skip_reason::special
+                                       : each.reason == "changing" ? skip_reason::changing
+                                                                   : skip_reason::unreadable;
+            result.skipped.push_back({{}, each.remote, reason, each.text});
+        }
+        struct stat status {};
+        if (::lstat(arrived.c_str(), &status) != 0) {
+            const std::string why = result.skipped.empty() ? "" : ": " + result.skipped[0].text;
+            throw rpc_error(error_name::sync_failed,
+                            "nothing of " + request_.remote + " could be taken over" + why);
+        }
+        const std::vector<not_moved> left = co_await shop_->elsewhere(
+            [&arrived, &target] { return move_into_place(arrived, target); });
+        if (!left.empty() && left.front().path.empty()) {
+            throw rpc_error(error_name::in_the_way, target.string() + ": " + left.front().text);
+        }
+        for (const not_moved& each : left) {
+            result.skipped.push_back({(target / each.path).string(),
+                                      request_.remote + "/" + each.path, skip_reason::in_the_way,
+                                      each.text});
+        }
+        co_return result;
+    }
+
+    // The caller need not wait for that, but the sandbox must.
+    void drop_later(std::shared_ptr<sandbox::lease> lease,
+                    std::shared_ptr<operation_name> operation, std::shared_ptr<sandbox_side> there,
+                    std::vector<std::string> live) {
+        if (shop_->stopping) return;
+        asio::co_spawn(
+            shop_->executor,
+            [lease, operation, there, live]() -> asio::awaitable<void> {
+                try {
+                    json::object asked = drop_arguments(operation->text(), live);
+                    co_await there->call("drop", std::move(asked));
+                } catch (const rpc_error&) {
+                    // The next transfer sweeps it.
+                }
+            },
+            asio::detached);
+    }
+
+    std::shared_ptr<workshop> shop_;
+    fetch_request request_;
+    listeners who_;
+    std::shared_ptr<condition> taken_;
+    std::uint64_t wire_bytes_ = 0;
+};
+
+} // namespace
+
+asio::awaitable<fetch_result> run_fetch(std::shared_ptr<workshop> shop, fetch_request request,
+                                        listeners who) {
+    shop->account.require_configured();
+    fetching operation(shop, std::move(request), std::move(who));
+    try {
+        co_return co_await operation.run();
+    } catch (const std::system_error& problem) {
+        if (problem.code().category() != std::generic_category()) throw;
+        throw_host_trouble(problem, "writing what was fetched");
+    }
+}
+
+} // namespace sandboxd::sync

@@ -1,0 +1,91 @@
+// What is asked of helper.py, which runs inside a sandbox, and what it answers.
+//
+// Pure. Answers come from a place that untrusted code controls: whatever does not fit is
+// `std::nullopt`, and every number in them is checked against what was asked.
+#pragma once
+
+#include <boost/json/object.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sandboxd::sync {
+
+namespace json = boost::json;
+
+std::string_view helper_source(); // generated from helper.py
+
+// The argument vector of one call; `arguments` as JSON text, or "@" and the path of a file in the
+// sandbox that has it.
+std::vector<std::string> helper_call(std::string_view verb, std::string arguments);
+// Longer ones go into a file, since Linux takes no longer argument.
+inline constexpr std::size_t longest_arguments = 96U << 10;
+
+// Where an operation keeps its things in the sandbox.
+std::string part_path(const std::string& operation, std::size_t number);
+std::string arguments_path(const std::string& operation);
+
+// Bytes as a JSON string of one character each, and back (nothing if it is none).
+json::string to_characters(std::string_view bytes);
+std::optional<std::string> from_characters(std::string_view text);
+
+struct watched_root {
+    std::string path;
+    std::string expect; // the marker's text as it should be; empty: there is none yet
+    std::string token;  // ... and as it will be if it is not so; empty: none is to be made
+};
+json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
+                              std::size_t parts, const std::vector<std::size_t>& drop,
+                              const std::vector<watched_root>& roots);
+json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
+                            const std::string& remote, std::uint64_t part_bytes, bool compress,
+                            std::optional<std::uint64_t> max_bytes);
+json::object drop_arguments(const std::string& operation, const std::vector<std::string>& live);
+json::object delete_arguments(const std::vector<std::string>& paths);
+
+struct helper_failure {
+    std::size_t index = 0; // of the member or path
+    bool in_the_way = false;
+    std::string text; // may be empty: only the first are explained
+};
+struct unpack_answer {
+    std::vector<std::size_t> lost; // roots without their marker
+    std::vector<helper_failure> failed;
+};
+struct pack_answer {
+    bool directory = false;
+    std::uint64_t bytes = 0;          // of content
+    std::vector<std::uint64_t> sizes; // of the parts
+    std::vector<std::size_t> drop;    // members that are torn
+    struct left_out {
+        std::string remote;
+        std::string reason;
+        std::string text;
+    };
+    std::vector<left_out> skipped;
+    std::uint64_t skipped_more = 0;
+};
+struct delete_answer {
+    std::uint64_t deleted = 0;
+    std::uint64_t missing = 0;
+    std::vector<helper_failure> failed;
+};
+
+// The `error` of an answer: "name" or "name: text".
+struct helper_error {
+    std::string name;
+    std::string text;
+};
+std::optional<helper_error> error_of(const json::object& answer);
+
+// The last line of what the helper printed.
+std::optional<json::object> parse_answer(std::string_view output);
+std::optional<unpack_answer> parse_unpack(const json::object& answer, std::size_t members,
+                                          std::size_t roots);
+std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t part_bytes);
+std::optional<delete_answer> parse_delete(const json::object& answer, std::size_t paths);
+
+} // namespace sandboxd::sync

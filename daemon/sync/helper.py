@@ -1,0 +1,612 @@
+"""What runs inside a sandbox for file transfers: python3 -I -S -c THIS VERB ARGUMENTS.
+
+ARGUMENTS is JSON (or "@" and the path of a file that holds it). Paths travel in it, and in the answer, as strings of one
+character a byte. The answer is one line of JSON on stdout; `error` in it names what went wrong as a whole. Nothing else
+is printed there, and no shell is involved.
+
+Every verb may be run again after a lost answer: two of the same operation take turns at its directory's lock, and what
+the first one answered is kept until another operation begins. Files are written aside and renamed, so each is there
+whole or not at all. Only names below /workspace are touched, also where links lead elsewhere.
+"""
+import errno, fcntl, json, mmap, os, shutil, stat, sys, zlib
+
+WORKSPACE = b"/workspace"
+HOME = WORKSPACE + b"/.deepinfra-sandboxd"
+SYNC = HOME + b"/sync"
+MARKER = b".deepinfra-sandboxd-sync"
+PIECE = 1 << 20
+BLOCK = 512
+NAMED = 100  # failures told with their text
+
+
+class Refused(Exception):
+    """Told as the answer's `error`, or as why one path failed."""
+
+
+def plain(path):
+    return path.decode("latin-1")
+
+
+def raw(text):
+    return text.encode("latin-1")
+
+
+def below(path, root):
+    return path == root or path.startswith(root + b"/")
+
+
+def inside(directory):
+    """Whether a directory, links resolved, is /workspace or below it."""
+    return below(os.path.realpath(directory), os.path.realpath(WORKSPACE))
+
+
+def why(problem):
+    return os.strerror(problem.errno) if isinstance(problem, OSError) and problem.errno else str(problem)
+
+
+def remove(path):
+    """Whatever it is; False if there is nothing."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISDIR(mode):
+        for top, names, _ in os.walk(path):
+            for name in [top] + [os.path.join(top, each) for each in names]:
+                if not os.path.islink(name) and not os.access(name, os.R_OK | os.W_OK | os.X_OK):
+                    os.chmod(name, 0o700)
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+    return True
+
+
+def write_whole(path, content, aside):
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+    os.rename(aside, path)
+
+
+class Operation:
+    """One transfer's directory, locked; answers are kept beside it."""
+
+    def __init__(self, asked):
+        self.name = raw(asked["op"])
+        self.directory = SYNC + b"/" + self.name
+        self.done = self.directory + b".done"
+        self.live = {raw(each) for each in asked.get("live", [])} | {self.name}
+
+    def begin(self):
+        """The answer given before, if there is one."""
+        os.makedirs(SYNC, 0o755, exist_ok=True)
+        while True:
+            if os.path.exists(self.done):
+                with open(self.done, "rb") as file:
+                    return file.read()
+            os.makedirs(self.directory, 0o755, exist_ok=True)
+            self.lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            try:
+                if os.fstat(self.lock).st_ino == os.stat(self.directory).st_ino:
+                    if not os.path.exists(self.done):
+                        self.sweep()
+                        return None
+            except FileNotFoundError:
+                pass  # a twin has finished meanwhile
+            os.close(self.lock)
+
+    def sweep(self):
+        """What operations that nobody waits for any more have left behind."""
+        for name in os.listdir(SYNC):
+            if name.split(b".")[0] not in self.live:
+                try:
+                    remove(SYNC + b"/" + name)
+                except OSError:
+                    pass
+
+    def finish(self, answer, keep=False):
+        text = json.dumps(answer).encode()
+        write_whole(self.done, text, self.directory + b"/answer-%d" % os.getpid())
+        if not keep:
+            remove(self.directory)
+        return text
+
+
+class Parts:
+    """The archive's parts as one stream; each is gzip or not."""
+
+    def __init__(self, directory, count):
+        self.names = [directory + b"/part-%06d" % i for i in range(count)]
+        self.next = 0
+        self.packed = None  # of a gzip part: what is still to be unpacked
+        self.inflate = None
+        self.buffer = memoryview(b"")
+
+    def fill(self):
+        while not self.buffer:
+            if self.packed:
+                self.buffer = memoryview(self.inflate.decompress(self.packed[:PIECE >> 2]))
+                self.packed = self.packed[PIECE >> 2:]
+            elif self.next == len(self.names):
+                raise Refused("archive_cut")
+            else:
+                with open(self.names[self.next], "rb") as file:
+                    # Mapped, so that what goes from file to file is copied once.
+                    part = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                self.next += 1
+                if part[:2] == b"\x1f\x8b":
+                    self.packed, self.inflate = part, zlib.decompressobj(31)
+                else:
+                    self.buffer = part
+
+    def some(self, most):
+        """Between one byte and `most`."""
+        if not self.buffer:
+            self.fill()
+        data = self.buffer[:most]
+        self.buffer = self.buffer[most:]
+        return data
+
+    def exactly(self, size):
+        data = bytes(self.some(size)) if size else b""
+        while len(data) < size:
+            data += self.some(size - len(data))
+        return data
+
+
+def padding(size):
+    return -size % BLOCK
+
+
+def members(parts):
+    """(name, kind, mode, mtime, link, size, attributes) of each; its content must be taken before the next."""
+    attributes = {}
+    while True:
+        head = parts.exactly(BLOCK)
+        if head[:1] == b"\0":
+            return
+        kind = head[156:157]
+        size = number(head[124:136])
+        if kind in b"xg":
+            text = parts.exactly(size + padding(size))[:size]
+            if kind == b"x":
+                attributes = dict(records(text))
+            continue
+        name = head[:100].split(b"\0", 1)[0]
+        prefix = head[345:500].split(b"\0", 1)[0]
+        if prefix:
+            name = prefix + b"/" + name
+        name = attributes.get(b"GNU.sparse.name", attributes.get(b"path", name))
+        link = attributes.get(b"linkpath", head[157:257].split(b"\0", 1)[0])
+        if b"size" in attributes:
+            size = int(attributes[b"size"])
+        yield name.rstrip(b"/"), kind, number(head[100:108]) & 0o777, number(head[136:148]), link, size, attributes
+        attributes = {}
+
+
+def number(field):
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    return int(field.strip(b" \0") or b"0", 8)
+
+
+def records(text):
+    while text:
+        length = int(text[:text.index(b" ")])
+        key, _, value = text[text.index(b" ") + 1:length - 1].partition(b"=")
+        yield key, value
+        text = text[length:]
+
+
+def skip(parts, size):
+    while size:
+        size -= len(parts.some(min(size, PIECE)))
+
+
+def take_file(parts, fd, size, attributes):
+    """A member's content into a file; sparse ones (GNU sparse 1.0) keep their holes."""
+    if attributes.get(b"GNU.sparse.major") == b"1":
+        table = parts.exactly(BLOCK)
+        size -= BLOCK
+        while table.count(b"\n") < 1 or table.count(b"\n") < 1 + 2 * int(table.split(b"\n", 1)[0]):
+            table += parts.exactly(BLOCK)
+            size -= BLOCK
+        numbers = [int(each) for each in table.split(b"\n")[:1 + 2 * int(table.split(b"\n", 1)[0])]]
+        stretches = list(zip(numbers[1::2], numbers[2::2]))
+        os.ftruncate(fd, int(attributes[b"GNU.sparse.realsize"]))
+    else:
+        stretches = [(0, size)]
+    for offset, length in stretches:
+        os.lseek(fd, offset, os.SEEK_SET)
+        size -= length
+        while length:
+            data = parts.some(min(length, PIECE))
+            length -= len(data)
+            while data:
+                data = data[os.write(fd, data):]
+    if size:
+        raise Refused("archive_cut")
+
+
+class Target:
+    """Where members go: directories made as needed, each checked once."""
+
+    def __init__(self):
+        self.known = {}
+        self.modes = {}  # of directories, set last: one may forbid writing to it
+
+    def directory(self, path):
+        """None, or why nothing can be put there."""
+        if path not in self.known:
+            self.known[path] = self.make(path)
+        return self.known[path]
+
+    def make(self, path):
+        if path == WORKSPACE:
+            return None
+        trouble = self.directory(os.path.dirname(path))
+        if trouble:
+            return trouble
+        try:
+            os.mkdir(path, 0o755)
+            return None
+        except FileExistsError:
+            pass
+        except OSError as problem:
+            return ("failed", why(problem))
+        try:
+            if not os.path.isdir(path):
+                os.unlink(path)  # a file or a broken link where the host has a directory
+                os.mkdir(path, 0o755)
+            elif not inside(path):
+                return ("failed", "a link leads out of /workspace")
+            elif not os.access(path, os.W_OK | os.X_OK):
+                self.modes.setdefault(path, stat.S_IMODE(os.stat(path).st_mode))
+                os.chmod(path, 0o700)
+        except OSError as problem:
+            return ("failed", why(problem))
+        return None
+
+    def settle(self):
+        for path in sorted(self.modes, key=len, reverse=True):
+            try:
+                os.chmod(path, self.modes[path])
+            except OSError:
+                pass
+
+
+def put_in_place(aside, path):
+    try:
+        os.rename(aside, path)
+    except IsADirectoryError:
+        try:
+            os.rmdir(path)  # an empty one is no loss
+            os.rename(aside, path)
+        except OSError:
+            return ("in_the_way", "there is a directory of that name")
+    except OSError as problem:
+        return ("failed", why(problem))
+    return None
+
+
+def lost_roots(roots):
+    lost = []
+    for i, root in enumerate(roots):
+        try:
+            with open(raw(root["path"]) + b"/" + MARKER, "rb") as file:
+                found = file.read(100)
+        except OSError:
+            found = b""
+        if not root["expect"] or found != root["expect"].encode():
+            lost.append(i)
+    return lost
+
+
+def unpack(asked):
+    operation = Operation(asked)
+    before = operation.begin()
+    if before is not None:
+        return before
+    parts = Parts(operation.directory, asked["parts"])
+    if any(not os.path.exists(name) for name in parts.names):
+        raise Refused("parts_missing")
+    lost = lost_roots(asked["roots"])
+    target = Target()
+    dropped = set(asked["drop"])
+    failed = []
+    aside = operation.directory + b"/new-%d" % os.getpid()
+    for i, (name, kind, mode, mtime, link, size, attributes) in enumerate(members(parts)):
+        path = b"/" + name
+        trouble = None
+        if not below(path, WORKSPACE) or b".." in name.split(b"/"):
+            trouble = ("failed", "not below /workspace")
+        elif i not in dropped:
+            trouble = target.directory(path if kind == b"5" else os.path.dirname(path))
+        if trouble or i in dropped:
+            skip(parts, size + padding(size))
+        elif kind == b"5":
+            target.modes[path] = mode
+        elif kind == b"2":
+            remove(aside)
+            os.symlink(link, aside)
+            trouble = put_in_place(aside, path)
+        else:
+            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                take_file(parts, fd, size, attributes)
+                os.fchmod(fd, mode)
+                os.utime(fd, (mtime, mtime))
+            finally:
+                os.close(fd)
+            skip(parts, padding(size))
+            trouble = put_in_place(aside, path)
+        if trouble:
+            failed.append([i, trouble[0], trouble[1] if len(failed) < NAMED else ""])
+    target.settle()
+    for i in lost:
+        root = asked["roots"][i]
+        if target.directory(raw(root["path"])) is None and root["token"]:
+            write_whole(raw(root["path"]) + b"/" + MARKER, root["token"].encode(), aside)
+    return operation.finish({"lost": lost, "failed": failed})
+
+
+def walk(root, name, found, skipped):
+    """(path, name in the archive, stat) of everything at and below `root`, parents first."""
+    pending = [(root, name)]
+    while pending:
+        path, name = pending.pop()
+        try:
+            status = os.lstat(path)
+            kind = stat.S_IFMT(status.st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                skipped.append((name, "special", "neither a file, a directory nor a link"))
+                continue
+            if kind == stat.S_IFREG and not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, "")
+            if kind == stat.S_IFDIR:
+                below_it = sorted(os.listdir(path), reverse=True)
+                pending += [(path + b"/" + each, name + b"/" + each) for each in below_it
+                            if each != MARKER and path + b"/" + each != HOME]
+            found.append((path, name, status))
+        except OSError as problem:
+            skipped.append((name, "unreadable", why(problem)))
+
+
+class PartWriter:
+    """Cuts a stream into part files."""
+
+    def __init__(self, directory, limit, compress):
+        self.directory, self.limit, self.compress = directory, limit, compress
+        self.sizes = []
+        self.file = None
+
+    def write(self, data):
+        view = memoryview(data)
+        while view:
+            if self.file is None:
+                name = self.directory + b"/part-%06d" % len(self.sizes)
+                self.file = open(name, "wb")
+                self.size = 0
+                self.deflate = zlib.compressobj(1, zlib.DEFLATED, 31) if self.compress else None
+            take = view[:min(len(view), 1 << 18, self.limit - self.size)]
+            view = view[len(take):]
+            self.put(self.deflate.compress(take) if self.deflate else take)
+            if self.size >= self.limit - ((1 << 19) if self.deflate else 0):
+                self.close()
+
+    def put(self, data):
+        self.file.write(data)
+        self.size += len(data)
+
+    def close(self):
+        if self.file is not None:
+            if self.deflate:
+                self.put(self.deflate.flush())
+            self.file.close()
+            self.file = None
+            self.sizes.append(self.size)
+
+
+def record(key, value):
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body)
+    while length != len(body) + len(b"%d" % length):
+        length = len(body) + len(b"%d" % length)
+    return b"%d" % length + body
+
+
+def header(name, kind, size, status, link=b"", more=()):
+    """A ustar header, after a pax one where something does not fit."""
+    extra = b"".join(record(key, value) for key, value in more)
+    if len(name) > 100:
+        extra += record(b"path", name)
+    if len(link) > 100:
+        extra += record(b"linkpath", link)
+    if size >= 8 ** 11:
+        extra += record(b"size", b"%d" % size)
+    out = b""
+    if extra:
+        extra = record(b"hdrcharset", b"BINARY") + extra
+        out = ustar(b"pax", b"x", len(extra), 0o644, 0, b"") + extra + b"\0" * padding(len(extra))
+    mtime = min(max(int(status.st_mtime), 0), 8 ** 11 - 1)
+    return out + ustar(name, kind, size if size < 8 ** 11 else 0, stat.S_IMODE(status.st_mode) & 0o777, mtime, link)
+
+
+def ustar(name, kind, size, mode, mtime, link):
+    head = b"%-100b%07o\0%07o\0%07o\0%011o\0%011o\0        %b%-100bustar\x0000%-32b%-32b%07o\0%07o\0" % (
+        name[:100].ljust(100, b"\0"), mode, 0, 0, size, mtime, kind, link[:100].ljust(100, b"\0"), b"\0" * 32, b"\0" * 32, 0, 0)
+    head = head.ljust(BLOCK, b"\0")
+    return head[:148] + b"%06o\0 " % sum(head) + head[156:]
+
+
+def stretches_of(fd, status):
+    """Where a sparse file has data; None for an ordinary one."""
+    if status.st_blocks * 512 >= status.st_size:
+        return None
+    found, at = [], 0
+    while at < status.st_size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as problem:
+            if problem.errno == errno.ENXIO:
+                break
+            return None
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        found.append((start, at - start))
+    return found
+
+
+def state(fd):
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def small_content(fd, status):
+    """The content of a small file that was not changed meanwhile; None if it always was, or is not small."""
+    for _ in range(3):
+        before = state(fd)
+        if before[0] > PIECE or status.st_blocks * 512 < before[0]:
+            return None
+        data = os.pread(fd, before[0] + 1, 0)
+        if len(data) == before[0] and state(fd) == before:
+            return data
+    return None
+
+
+def pack_file(out, path, name):
+    """False: it changed while it was read, so that what was written is none of its states."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "")
+        content = small_content(fd, status)
+        if content is not None:
+            out.write(header(name, b"0", len(content), status) + content + b"\0" * padding(len(content)))
+            return True
+        before = state(fd)
+        stretches = stretches_of(fd, status)
+        if stretches is None:
+            stretches = [(0, status.st_size)]
+            total = status.st_size
+            out.write(header(name, b"0", total, status))
+        else:
+            table = b"".join(b"%d\n%d\n" % each for each in stretches)
+            table = b"%d\n" % len(stretches) + table
+            table += b"\0" * padding(len(table))
+            total = len(table) + sum(length for _, length in stretches)
+            out.write(header(b"GNUSparseFile.0/x", b"0", total, status, more=(
+                (b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.name", name),
+                (b"GNU.sparse.realsize", b"%d" % status.st_size))))
+            out.write(table)
+        for offset, length in stretches:
+            os.lseek(fd, offset, os.SEEK_SET)
+            while length:
+                data = os.read(fd, min(length, PIECE)) or b"\0" * min(length, PIECE)
+                out.write(data)
+                length -= len(data)
+        out.write(b"\0" * padding(total))
+        return state(fd) == before
+    finally:
+        os.close(fd)
+
+
+def pack(asked):
+    operation = Operation(asked)
+    before = operation.begin()
+    if before is not None:
+        return before
+    remote = raw(asked["remote"])
+    root = os.path.realpath(remote)
+    if not below(root, os.path.realpath(WORKSPACE)) or below(root, os.path.realpath(HOME)):
+        raise Refused("outside")
+    if not os.path.lexists(root):
+        raise Refused("missing")
+    found, skipped = [], []
+    walk(root, remote[1:], found, skipped)
+    if not found:
+        raise Refused("unreadable: " + skipped[0][2] if skipped else "missing")
+    content = sum(status.st_size for _, _, status in found if stat.S_ISREG(status.st_mode))
+    stored = sum(min(status.st_size, status.st_blocks * 512) for _, _, status in found if stat.S_ISREG(status.st_mode))
+    if asked["max_bytes"] is not None and content > asked["max_bytes"]:
+        raise Refused("too_large: %d" % content)
+    space = os.statvfs(SYNC)
+    if stored + 1536 * len(found) > space.f_bavail * space.f_frsize:
+        raise Refused("no_space: %d" % stored)
+    out = PartWriter(operation.directory, asked["part_bytes"], asked["compress"])
+    changed, members_written = [], 0
+    for path, name, status in found:
+        kind = stat.S_IFMT(status.st_mode)
+        try:
+            if kind == stat.S_IFDIR:
+                out.write(header(name + b"/", b"5", 0, status))
+            elif kind == stat.S_IFLNK:
+                out.write(header(name, b"2", 0, status, os.readlink(path)))
+            elif not pack_file(out, path, name):
+                changed.append(members_written)
+                skipped.append((name, "changing", "it changed while it was read"))
+        except FileNotFoundError:
+            continue  # gone since: as if it had never been
+        except OSError as problem:
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            skipped.append((name, "unreadable", why(problem)))
+            continue
+        members_written += 1
+    out.write(b"\0" * 1024)
+    out.close()
+    return operation.finish({
+        "kind": "directory" if stat.S_ISDIR(found[0][2].st_mode) else "file",
+        "bytes": content,
+        "sizes": out.sizes,
+        "drop": changed,
+        "skipped": [[plain(b"/" + name), reason, text] for name, reason, text in skipped[:NAMED]],
+        "skipped_more": max(0, len(skipped) - NAMED),
+    }, keep=True)
+
+
+def drop(asked):
+    operation = Operation(asked)
+    for name in (operation.directory, operation.done):
+        remove(name)
+    return b"{}"
+
+
+def delete(asked):
+    deleted = missing = 0
+    failed = []
+    for i, path in enumerate(raw(each) for each in asked["paths"]):
+        try:
+            if not inside(os.path.dirname(path)):
+                raise Refused("a link leads out of /workspace")
+            if remove(path):
+                deleted += 1
+            else:
+                missing += 1
+        except (OSError, Refused) as problem:
+            failed.append([i, "failed", why(problem) if len(failed) < NAMED else ""])
+    return json.dumps({"deleted": deleted, "missing": missing, "failed": failed}).encode()
+
+
+def main():
+    os.umask(0o022)
+    verb, text = sys.argv[1:]
+    try:
+        if text.startswith("@"):
+            with open(text[1:], "rb") as file:
+                asked = json.load(file)
+        else:
+            asked = json.loads(text)
+        answer = {"unpack": unpack, "pack": pack, "drop": drop, "delete": delete}[verb](asked)
+    except Refused as problem:
+        answer = json.dumps({"error": str(problem)}).encode()
+    except OSError as problem:
+        name = "no_space" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+        answer = json.dumps({"error": name + ": " + why(problem)}).encode()
+    sys.stdout.buffer.write(answer + b"\n")
+
+
+main()

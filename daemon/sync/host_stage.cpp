@@ -1,0 +1,120 @@
+#include "sync/host_stage.hpp"
+
+#include "sync/spool.hpp"
+#include "sys/file.hpp"
+#include "sys/system_error.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+namespace sandboxd::sync {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view stage_prefix = ".deepinfra-sandboxd-";
+constexpr std::size_t longest_note = 8192;
+
+// A directory may forbid to remove what is in it.
+void remove_tree(const fs::path& path) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (!error) return;
+    for (auto it = fs::recursive_directory_iterator(
+             path, fs::directory_options::skip_permission_denied, error);
+         !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+        std::error_code ignored;
+        if (it->is_directory(ignored) && !it->is_symlink(ignored)) {
+            fs::permissions(it->path(), fs::perms::owner_all, fs::perm_options::add, ignored);
+        }
+    }
+    fs::remove_all(path, error);
+}
+
+class mover {
+public:
+    std::vector<not_moved> troubles;
+
+    void move(const fs::path& from, const fs::path& to, const std::string& shown) {
+        if (::rename(from.c_str(), to.c_str()) == 0) return;
+        const int error = errno;
+        struct stat source {};
+        struct stat target {};
+        const bool both = ::lstat(from.c_str(), &source) == 0 && ::lstat(to.c_str(), &target) == 0;
+        if (both && S_ISDIR(source.st_mode) && S_ISDIR(target.st_mode)) {
+            merge(from, to, shown, source.st_mode);
+        } else if (both && S_ISDIR(target.st_mode)) {
+            troubles.push_back({shown, "there is a directory of that name"});
+        } else if (both && S_ISDIR(source.st_mode)) {
+            troubles.push_back({shown, "there is something of that name that is no directory"});
+        } else {
+            troubles.push_back({shown, std::generic_category().message(error)});
+        }
+    }
+
+private:
+    void merge(const fs::path& from, const fs::path& to, const std::string& shown, mode_t mode) {
+        // Only the moving itself is to find both of them open.
+        ::chmod(from.c_str(), 0700);
+        std::error_code error;
+        std::vector<fs::path> names;
+        for (const fs::directory_entry& each : fs::directory_iterator(from, error))
+            names.push_back(each.path().filename());
+        for (const fs::path& name : names)
+            move(from / name, to / name,
+                 shown.empty() ? name.string() : shown + "/" + name.string());
+        ::chmod(to.c_str(), mode & 0777);
+    }
+};
+
+} // namespace
+
+host_stage::host_stage(const fs::path& parent, fs::path notes, const std::string& operation)
+    : note_(std::move(notes)) {
+    path_ = fs::canonical(parent) / (std::string(stage_prefix) + operation);
+    if (::mkdir(note_.c_str(), 0700) != 0 && errno != EEXIST) {
+        sys::throw_errno("cannot make directory " + note_.string());
+    }
+    note_ /= operation;
+    replace_file(note_, path_.string());
+    if (::mkdir(path_.c_str(), 0700) != 0) {
+        const int error = errno;
+        ::unlink(note_.c_str());
+        sys::throw_errno("cannot write in " + parent.string(), error);
+    }
+}
+
+host_stage::~host_stage() {
+    remove_tree(path_);
+    ::unlink(note_.c_str());
+}
+
+void sweep_stages(const fs::path& notes) {
+    std::error_code error;
+    for (const fs::directory_entry& each : fs::directory_iterator(notes, error)) {
+        try {
+            if (const auto path = sys::read_file(each.path(), longest_note)) {
+                const fs::path stage(*path);
+                if (stage.is_absolute() && stage.filename().string().starts_with(stage_prefix)) {
+                    remove_tree(stage);
+                }
+            }
+        } catch (const std::system_error&) {
+            // Not a note of ours, then: it goes, and nothing else does.
+        }
+        ::unlink(each.path().c_str());
+    }
+}
+
+std::vector<not_moved> move_into_place(const fs::path& from, const fs::path& to) {
+    mover move;
+    move.move(from, to, {});
+    return std::move(move.troubles);
+}
+
+} // namespace sandboxd::sync

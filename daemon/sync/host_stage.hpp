@@ -1,0 +1,43 @@
+// A directory beside the place where something is to appear on the host: it is filled aside, and
+// moved when it is whole.
+//
+// Blocking. Owned by one transfer; gone with it. A note in the state directory makes that true of
+// a daemon that was killed as well: the next one sweeps. Errors are std::system_error.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace sandboxd::sync {
+
+class host_stage {
+public:
+    // In `parent`, which must exist. `notes`: where stages are written down.
+    host_stage(const std::filesystem::path& parent, std::filesystem::path notes,
+               const std::string& operation);
+    ~host_stage();
+    host_stage(const host_stage&) = delete;
+    host_stage& operator=(const host_stage&) = delete;
+
+    const std::filesystem::path& path() const noexcept { return path_; } // real, 0700
+
+private:
+    std::filesystem::path path_;
+    std::filesystem::path note_;
+};
+
+// Removes what daemons that were killed have left; those of `notes` only.
+void sweep_stages(const std::filesystem::path& notes);
+
+// Moves a file, link or tree `from` to `to`, both on one file system. What is there is replaced
+// file by file, and directories are merged; links there are not followed. Answers what could not be
+// moved, by its path below `to`.
+struct not_moved {
+    std::string path;
+    std::string text;
+};
+std::vector<not_moved> move_into_place(const std::filesystem::path& from,
+                                       const std::filesystem::path& to);
+
+} // namespace sandboxd::sync

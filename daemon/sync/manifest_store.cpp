@@ -1,0 +1,56 @@
+#include "sync/manifest_store.hpp"
+
+#include "base/fingerprint.hpp"
+#include "sync/spool.hpp"
+#include "sys/file.hpp"
+#include "sys/system_error.hpp"
+
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+#include <system_error>
+
+namespace sandboxd::sync {
+namespace fs = std::filesystem;
+
+fs::path manifest_store::file_of(const std::string& sandbox) const {
+    return directory_ / sha256_hex(sandbox).substr(0, 32);
+}
+
+manifest manifest_store::load(const std::string& sandbox) const {
+    manifest none;
+    none.sandbox = sandbox;
+    try {
+        const std::optional<std::string> text = sys::read_file(file_of(sandbox), 1U << 30);
+        if (!text) return none;
+        std::optional<manifest> read = parse_manifest(*text);
+        if (read && read->sandbox == sandbox) return std::move(*read);
+        spdlog::warn("{} is not the manifest of {}: everything is sent again",
+                     file_of(sandbox).string(), sandbox);
+    } catch (const std::system_error& problem) {
+        spdlog::warn("{}: everything is sent again", problem.what());
+    }
+    return none;
+}
+
+void manifest_store::save(const manifest& what) const {
+    if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
+        sys::throw_errno("cannot make directory " + directory_.string());
+    }
+    replace_file(file_of(what.sandbox), format_manifest(what));
+}
+
+void manifest_store::keep_only(const std::set<std::string>& sandboxes) const {
+    std::set<fs::path> wanted;
+    for (const std::string& each : sandboxes)
+        wanted.insert(file_of(each));
+    std::error_code error;
+    for (const fs::directory_entry& each : fs::directory_iterator(directory_, error)) {
+        std::error_code ignored;
+        if (!wanted.contains(each.path())) fs::remove(each.path(), ignored);
+    }
+}
+
+} // namespace sandboxd::sync

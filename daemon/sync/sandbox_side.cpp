@@ -1,0 +1,209 @@
+#include "sync/sandbox_side.hpp"
+
+#include "core/backoff.hpp"
+#include "core/cloud_error.hpp"
+
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/json/serialize.hpp>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+
+namespace sandboxd::sync {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr int most_tries = 8; // over about half a minute
+constexpr std::chrono::seconds platform_cap{1800};
+constexpr std::chrono::seconds silence{120}; // the platform's heartbeats come far more often
+constexpr std::size_t most_output = 4U << 20;
+
+// Waits before the next try; false if there have been enough.
+class patience {
+public:
+    explicit patience(asio::any_io_executor executor) : timer_(std::move(executor)) {}
+
+    asio::awaitable<bool> wait(std::optional<std::chrono::milliseconds> at_least) {
+        if (++tries_ >= most_tries) co_return false;
+        std::chrono::milliseconds delay = delays_.next();
+        if (at_least) delay = std::max(delay, *at_least);
+        timer_.expires_after(delay);
+        co_await timer_.async_wait(asio::use_awaitable);
+        co_return true;
+    }
+
+private:
+    core::backoff delays_{std::chrono::milliseconds(100), std::chrono::milliseconds(8000)};
+    asio::steady_timer timer_;
+    int tries_ = 0;
+};
+
+} // namespace
+
+// Of one call: an answer, or why there is none.
+struct sandbox_side::outcome {
+    std::optional<json::object> answer;
+    std::optional<cloud::failure> failure; // worth another try where it is transient
+    std::string broken;                    // the helper itself failed
+};
+
+void sandbox_side::fail(const rpc_error& error) const {
+    rpc_error told(error);
+    told.sandbox_id = sandbox_id_;
+    throw told;
+}
+
+void sandbox_side::fail(const cloud::failure& failure, std::string_view doing) const {
+    const bool lost = failure.kind == cloud::failure_kind::conflict ||
+                      failure.kind == cloud::failure_kind::not_found;
+    sandbox_lost told(core::error_from(failure, doing));
+    told.sandbox_id = sandbox_id_;
+    if (lost) throw told;
+    fail(told);
+}
+
+void sandbox_side::fail(const helper_error& error) const {
+    const std::string& detail = error.text.empty() ? error.name : error.text;
+    if (error.name == "no_space") {
+        fail({error_name::no_space, "the sandbox's disk is full (" + detail + ")"});
+    }
+    if (error.name == "too_large") {
+        fail({error_name::too_large,
+              "there are " + detail + " bytes, more than was asked for at the most"});
+    }
+    if (error.name == "missing") {
+        fail({error_name::file_not_found, "there is no such file in the sandbox"});
+    }
+    if (error.name == "outside") {
+        fail({error_name::path_outside_workspace, "the path leads out of what can be transferred"});
+    }
+    fail({error_name::sync_failed, "in the sandbox: " + detail});
+}
+
+asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::uint64_t size) {
+    patience more(executor_);
+    for (;;) {
+        const auto put = account_.observe(co_await account_.cloud().put_file(
+            sandbox_id_, part_path(operation_, number), fd, 0, size));
+        if (put.has_value()) co_return;
+        const cloud::failure failure = put.error();
+        bool again = core::is_transient(failure);
+        if (again) again = co_await more.wait(failure.retry_after);
+        if (!again) fail(failure, "sending files to the sandbox");
+    }
+}
+
+asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::uint64_t size) {
+    patience more(executor_);
+    for (;;) {
+        const auto got = account_.observe(co_await account_.cloud().get_content(
+            sandbox_id_, part_path(operation_, number), fd, 0, size));
+        if (got.has_value() && *got == size) co_return;
+        if (got.has_value()) {
+            fail({error_name::sync_failed, "the sandbox sent a part of another size than it said"});
+        }
+        const cloud::failure failure = got.error();
+        if (failure.kind == cloud::failure_kind::too_large) {
+            fail({error_name::sync_failed, "the sandbox sent more than it said"});
+        }
+        bool again = core::is_transient(failure);
+        if (again) again = co_await more.wait(failure.retry_after);
+        if (!again) fail(failure, "fetching files from the sandbox");
+    }
+}
+
+asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object arguments) {
+    std::string text = json::serialize(arguments);
+    patience more(executor_);
+    if (text.size() > longest_arguments) {
+        for (;;) {
+            const auto put = account_.observe(co_await account_.cloud().put_content(
+                sandbox_id_, arguments_path(operation_), text));
+            if (put.has_value()) break;
+            const cloud::failure failure = put.error();
+            bool again = core::is_transient(failure);
+            if (again) again = co_await more.wait(failure.retry_after);
+            if (!again) fail(failure, "sending a list of files");
+        }
+        text = "@" + arguments_path(operation_);
+    }
+    const std::vector<std::string> argv = helper_call(verb, std::move(text));
+    for (;;) {
+        outcome said = co_await call_once(argv);
+        if (said.answer) {
+            if (const auto error = error_of(*said.answer)) fail(*error);
+            co_return std::move(*said.answer);
+        }
+        if (!said.failure) fail({error_name::sync_failed, said.broken});
+        bool again = core::is_transient(*said.failure);
+        if (again) again = co_await more.wait(said.failure->retry_after);
+        if (!again) fail(*said.failure, "unpacking or packing files in the sandbox");
+    }
+}
+
+asio::awaitable<sandbox_side::outcome>
+sandbox_side::call_once(const std::vector<std::string>& argv) {
+    using namespace asio::experimental::awaitable_operators;
+    outcome result;
+    auto sent = co_await account_.cloud().exec(sandbox_id_, argv, platform_cap);
+    account_.observe(sent);
+    if (!sent.has_value()) {
+        result.failure = sent.error();
+        co_return result;
+    }
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    std::string out;
+    std::string err;
+    struct arrived { // as asio's operator|| would take the variant apart
+        cloud::exec_event event;
+    };
+    const auto arrival = [&stream]() -> asio::awaitable<arrived> {
+        arrived got;
+        got.event = co_await stream->next();
+        co_return got;
+    };
+    asio::steady_timer limit(executor_);
+    for (;;) {
+        limit.expires_after(silence);
+        const auto first = co_await (arrival() || limit.async_wait(asio::use_awaitable));
+        if (first.index() != 0) {
+            result.failure = cloud::failure{cloud::failure_kind::interrupted, 0,
+                                            "no sign of life from the sandbox", std::nullopt};
+            co_return result;
+        }
+        const cloud::exec_event& event = std::get<0>(first).event;
+        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
+            (output->is_stderr ? err : out) += output->text;
+            if (out.size() > most_output) {
+                result.broken = "the sandbox answers with more than it should";
+                co_return result;
+            }
+            if (err.size() > most_output) err.erase(0, err.size() / 2);
+        } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+            result.answer = parse_answer(out);
+            if (!result.answer) {
+                result.broken = "python3 in the sandbox ended with code " +
+                                std::to_string(exited->returncode) + " and no answer";
+                spdlog::warn("sandbox {}: {}: {}", sandbox_id_, result.broken,
+                             err.substr(err.size() - std::min<std::size_t>(err.size(), 500)));
+            }
+            co_return result;
+        } else if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
+            result.broken = "the sandbox could not run it: " + refused->message;
+            co_return result;
+        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            result.failure = cut->why;
+            co_return result;
+        }
+    }
+}
+
+} // namespace sandboxd::sync

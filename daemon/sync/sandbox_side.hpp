@@ -1,0 +1,59 @@
+// The sandbox's side of one transfer: parts up and down, and calls of the helper in it.
+//
+// Owned by the operation; the sandbox is held by the operation's lease as long as this is used.
+// Each step may be repeated after a lost answer, so lost connections and the platform's moods are
+// waited out here, for a while. What is left comes out as rpc_error.
+#pragma once
+
+#include "base/error.hpp"
+#include "sandbox/account.hpp"
+#include "sync/helper.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sandboxd::sync {
+
+// The platform says that the sandbox is not running, or not there: it has to be looked at, and the
+// transfer begun anew.
+class sandbox_lost : public rpc_error {
+public:
+    explicit sandbox_lost(const rpc_error& why) : rpc_error(why) {}
+};
+
+class sandbox_side {
+public:
+    sandbox_side(boost::asio::any_io_executor executor, sandbox::account& account,
+                 std::string sandbox_id, std::string operation)
+        : executor_(std::move(executor)), account_(account), sandbox_id_(std::move(sandbox_id)),
+          operation_(std::move(operation)) {}
+
+    const std::string& operation() const noexcept { return operation_; }
+
+    // Part `number` from `fd`, `size` bytes from its beginning.
+    boost::asio::awaitable<void> put_part(std::size_t number, int fd, std::uint64_t size);
+    // ... and into `fd`; it must be of exactly that size.
+    boost::asio::awaitable<void> get_part(std::size_t number, int fd, std::uint64_t size);
+    // The helper's answer, `error` taken out of it and thrown.
+    boost::asio::awaitable<json::object> call(std::string verb, json::object arguments);
+
+private:
+    struct outcome;
+    boost::asio::awaitable<outcome> call_once(const std::vector<std::string>& argv);
+    // Throw, with the sandbox's id.
+    [[noreturn]] void fail(const rpc_error& error) const;
+    [[noreturn]] void fail(const cloud::failure& failure, std::string_view doing) const;
+    [[noreturn]] void fail(const helper_error& error) const;
+
+    boost::asio::any_io_executor executor_;
+    sandbox::account& account_;
+    std::string sandbox_id_;
+    std::string operation_;
+};
+
+} // namespace sandboxd::sync

@@ -1,0 +1,182 @@
+#include "sync/scan.hpp"
+
+#include "sync/path.hpp"
+#include "sync/source_file.hpp"
+#include "sys/system_error.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+namespace sandboxd::sync {
+namespace {
+
+std::string errno_text(int error) {
+    return std::generic_category().message(error);
+}
+
+// One directory still to be read, or one path still to be looked at.
+struct place {
+    std::string host;
+    std::string remote;
+    std::string inside; // relative to the tree's root; empty: the root
+};
+
+class walker {
+public:
+    walker(scanned& into, const std::atomic<bool>& stop) : out_(into), stop_(stop) {}
+
+    void walk(const path_pair& pair) {
+        struct stat status {};
+        if (::stat(pair.host.c_str(), &status) != 0) {
+            const bool gone = errno == ENOENT || errno == ENOTDIR;
+            skip({pair.host, pair.remote, {}},
+                 gone ? skip_reason::missing : skip_reason::unreadable, errno_text(errno));
+            return;
+        }
+        // Links within a tree are sent as links; the one that was named is what it leads to.
+        const std::unique_ptr<char, void (*)(void*)> real(::realpath(pair.host.c_str(), nullptr),
+                                                          std::free);
+        const place top{real ? real.get() : pair.host, pair.remote, {}};
+        if (!S_ISDIR(status.st_mode) && pair.remote == workspace) {
+            skip(top, skip_reason::in_the_way, "/workspace is a directory");
+            return;
+        }
+        take(top, status);
+        while (!pending_.empty() && !stop_) {
+            const place next = std::move(pending_.back());
+            pending_.pop_back();
+            read_directory(next);
+        }
+    }
+
+private:
+    void skip(const place& at, skip_reason reason, std::string text) {
+        out_.skipped.push_back({at.host, at.remote, reason, std::move(text)});
+    }
+
+    void read_directory(const place& at) {
+        const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(at.host.c_str()), ::closedir);
+        if (!directory) {
+            skip(at, skip_reason::unreadable, errno_text(errno));
+            return;
+        }
+        while (const dirent* each = ::readdir(directory.get())) {
+            const std::string_view name = each->d_name;
+            if (name == "." || name == "..") continue;
+            place found{at.host + "/", at.remote + "/", at.inside.empty() ? "" : at.inside + "/"};
+            found.host += name;
+            found.remote += name;
+            found.inside += name;
+            struct stat status {};
+            if (name == marker_name || is_below(found.remote, own_directory)) {
+                skip(found, skip_reason::special, "the name is the daemon's own");
+            } else if (::fstatat(::dirfd(directory.get()), each->d_name, &status,
+                                 AT_SYMLINK_NOFOLLOW) == 0) {
+                take(found, status);
+            } else if (errno != ENOENT) { // gone since: as if it had never been
+                skip(found, skip_reason::unreadable, errno_text(errno));
+            }
+        }
+    }
+
+    void take(const place& at, const struct stat& status) {
+        local_entry entry{at.host,         at.remote,        file_kind::file,
+                          mode_of(status), print_of(status), {}};
+        if (S_ISDIR(status.st_mode)) {
+            entry.kind = file_kind::directory;
+            entry.print = {};
+            pending_.push_back(at);
+            if (at.remote == workspace) return; // it is there, and its mode is not ours to choose
+        } else if (S_ISLNK(status.st_mode)) {
+            entry.kind = file_kind::link;
+            entry.mode = 0777;
+            const bool good = read_link(at, entry);
+            if (!good) return;
+        } else if (S_ISREG(status.st_mode)) {
+            out_.bytes +=
+                std::min(entry.print.size, static_cast<std::uint64_t>(status.st_blocks) * 512);
+        } else {
+            skip(at, skip_reason::special, "it is a socket, a FIFO or a device");
+            return;
+        }
+        out_.entries.push_back(std::move(entry));
+    }
+
+    bool read_link(const place& at, local_entry& entry) {
+        std::string target(PATH_MAX, '\0');
+        const ssize_t size = ::readlink(at.host.c_str(), target.data(), target.size());
+        if (size < 0) {
+            skip(at, skip_reason::unreadable, errno_text(errno));
+            return false;
+        }
+        target.resize(static_cast<std::size_t>(size));
+        const std::size_t slash = at.inside.rfind('/');
+        const std::string directory =
+            slash == std::string::npos ? std::string() : at.inside.substr(0, slash);
+        if (!link_stays_inside(directory, target)) {
+            skip(at, skip_reason::link_outside, "the link leads out of what is pushed");
+            return false;
+        }
+        entry.link = std::move(target);
+        return true;
+    }
+
+    scanned& out_;
+    const std::atomic<bool>& stop_;
+    std::vector<place> pending_;
+};
+
+} // namespace
+
+std::string_view to_string(skip_reason reason) noexcept {
+    switch (reason) {
+    case skip_reason::missing:
+        return "missing";
+    case skip_reason::unreadable:
+        return "unreadable";
+    case skip_reason::special:
+        return "special";
+    case skip_reason::link_outside:
+        return "link_outside";
+    case skip_reason::changing:
+        return "changing";
+    case skip_reason::in_the_way:
+        return "in_the_way";
+    case skip_reason::refused:
+        return "refused";
+    case skip_reason::failed:
+        return "failed";
+    }
+    return "failed";
+}
+
+scanned scan(const std::vector<path_pair>& pairs, const std::atomic<bool>& stop) {
+    scanned out;
+    walker walk(out, stop);
+    for (const path_pair& pair : pairs) {
+        if (stop) break;
+        walk.walk(pair);
+    }
+    // Of two for one place the later counts, as it would if they were pushed one after the other.
+    std::stable_sort(out.entries.begin(), out.entries.end(),
+                     [](const auto& a, const auto& b) { return a.remote < b.remote; });
+    std::vector<local_entry> each_once;
+    each_once.reserve(out.entries.size());
+    for (local_entry& entry : out.entries) {
+        if (!each_once.empty() && each_once.back().remote == entry.remote) each_once.pop_back();
+        each_once.push_back(std::move(entry));
+    }
+    out.entries = std::move(each_once);
+    return out;
+}
+
+} // namespace sandboxd::sync

@@ -1,0 +1,221 @@
+#include "sync/service.hpp"
+
+#include "base/error.hpp"
+#include "base/id.hpp"
+#include "sync/host_stage.hpp"
+#include "sync/path.hpp"
+#include "sync/sandbox_side.hpp"
+#include "sync/workshop.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace sandboxd::sync {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t most_marks = 4; // that the shim tells in one go
+
+std::string marker_of(const std::string& root) {
+    return root + "/" + std::string(marker_name);
+}
+
+} // namespace
+
+workshop::workshop(asio::any_io_executor daemon, sandbox::manager& sandboxes,
+                   sandbox::account& whose, const std::filesystem::path& state_dir)
+    : executor(std::move(daemon)), manager(sandboxes), account(whose), state(state_dir),
+      stages(state_dir / "stages"), manifests(state_dir / "manifests") {}
+
+std::optional<core::sandbox_record> workshop::known(const core::sandbox_key& key) const {
+    try {
+        core::sandbox_record record = manager.get({key, {}}).record;
+        if (!record.sandbox_id.empty() && record.base_url == account.base_url() &&
+            record.fingerprint == account.fingerprint()) {
+            return record;
+        }
+    } catch (const rpc_error&) {
+        // There is none.
+    }
+    return std::nullopt;
+}
+
+// Two accounts, or two hosts, may use the same id.
+std::string workshop::manifest_name(const std::string& sandbox_id) const {
+    return account.base_url() + " " + account.fingerprint() + " " + sandbox_id;
+}
+
+asio::awaitable<manifest> workshop::load(std::string sandbox_id) {
+    const std::string name = manifest_name(sandbox_id);
+    manifest found = co_await elsewhere([this, &name] { return manifests.load(name); });
+    if (const auto gone = lost.find(sandbox_id); gone != lost.end()) {
+        for (const std::string& root : gone->second)
+            found.forget_root(root);
+    }
+    co_return found;
+}
+
+asio::awaitable<void> workshop::save(std::string sandbox_id, const manifest& what) {
+    co_await elsewhere([this, &what] {
+        manifests.save(what);
+        return true;
+    });
+    std::map<std::string, std::string>& known_markers = markers[sandbox_id];
+    known_markers.clear();
+    for (const std::string& root : what.watched_roots(most_marks))
+        known_markers[root] = what.roots.at(root);
+    lost.erase(sandbox_id); // on disk now
+}
+
+std::vector<std::string> workshop::live_in(const std::string& sandbox_id) const {
+    const auto found = live.find(sandbox_id);
+    if (found == live.end()) return {};
+    return {found->second.begin(), found->second.end()};
+}
+
+asio::awaitable<key_lock> key_lock::take(workshop& shop, core::sandbox_key key) {
+    std::shared_ptr<workshop::lock_state>& slot = shop.locks[key];
+    if (!slot) slot = std::make_shared<workshop::lock_state>(shop.executor);
+    const std::shared_ptr<workshop::lock_state> mine = slot;
+    while (mine->taken)
+        co_await mine->changed.wait();
+    mine->taken = true;
+    co_return key_lock(mine);
+}
+
+operation_name::operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id)
+    : shop_(std::move(shop)), sandbox_id_(std::move(sandbox_id)), text_(random_hex(8)) {
+    shop_->live[sandbox_id_].insert(text_);
+}
+
+operation_name::~operation_name() {
+    const auto mine = shop_->live.find(sandbox_id_);
+    mine->second.erase(text_);
+    if (mine->second.empty()) shop_->live.erase(mine);
+}
+
+void throw_host_trouble(const std::system_error& problem, std::string_view doing) {
+    const int error = problem.code().value();
+    if (error == ECANCELED) {
+        throw rpc_error(error_name::shutting_down, "the daemon is stopping");
+    }
+    const std::string text = "while " + std::string(doing) + ": " + problem.what();
+    if (error == ENOSPC || error == EDQUOT) throw rpc_error(error_name::no_space, text);
+    throw rpc_error(error_name::host_file, text);
+}
+
+service::service(asio::any_io_executor executor, sandbox::manager& manager,
+                 sandbox::account& account, const std::filesystem::path& state_dir)
+    : shop_(std::make_shared<workshop>(std::move(executor), manager, account, state_dir)) {}
+
+service::~service() {
+    stop();
+    if (shop_->pool) shop_->pool->join();
+}
+
+void service::sweep(const std::vector<core::sandbox_record>& records) {
+    sweep_stages(shop_->stages);
+    std::set<std::string> wanted;
+    for (const core::sandbox_record& each : records) {
+        if (!each.sandbox_id.empty()) {
+            wanted.insert(each.base_url + " " + each.fingerprint + " " + each.sandbox_id);
+        }
+    }
+    shop_->manifests.keep_only(wanted);
+}
+
+void service::stop() {
+    shop_->stopping = true;
+    for (const auto& each : shop_->feeds) {
+        if (const std::shared_ptr<part_feed> feed = each.lock()) feed->abandon();
+    }
+}
+
+asio::awaitable<push_result> service::push(push_request request, listeners who) {
+    return run_push(shop_, std::move(request), std::move(who));
+}
+
+asio::awaitable<fetch_result> service::fetch(fetch_request request, listeners who) {
+    return run_fetch(shop_, std::move(request), std::move(who));
+}
+
+asio::awaitable<delete_result> service::remove(core::sandbox_key key,
+                                               std::vector<std::string> paths) {
+    const std::shared_ptr<workshop> shop = shop_;
+    shop->account.require_configured();
+    const key_lock lock = co_await key_lock::take(*shop, key);
+    delete_result result;
+    if (!shop->known(key)) {
+        result.missing = paths.size();
+        co_return result;
+    }
+    for (bool last = false;; last = true) {
+        const sandbox::wanted as_it_is;
+        const sandbox::lease lease =
+            co_await shop->manager.acquire(key, as_it_is, "fs.delete-" + random_hex(4), nullptr);
+        const std::string id = lease.record().sandbox_id;
+        const operation_name operation(shop, id);
+        manifest remembered = co_await shop->load(id);
+        // Before anything is deleted: should this be the end of the daemon, it is sent again.
+        const std::size_t before = remembered.entries.size();
+        for (const std::string& path : paths)
+            remembered.forget(path);
+        if (remembered.entries.size() != before) co_await shop->save(id, remembered);
+        try {
+            sandbox_side there(shop->executor, shop->account, id, operation.text());
+            const json::object said = co_await there.call("delete", delete_arguments(paths));
+            const auto answer = parse_delete(said, paths.size());
+            if (!answer) {
+                throw rpc_error(error_name::sync_failed, "the sandbox's answer makes no sense");
+            }
+            result.deleted = answer->deleted;
+            result.missing = answer->missing;
+            for (const helper_failure& each : answer->failed)
+                result.failed.push_back({{}, paths[each.index], skip_reason::failed, each.text});
+            co_return result;
+        } catch (const sandbox_lost&) {
+            if (last) throw;
+        }
+        shop->manager.distrust(key);
+    }
+}
+
+std::vector<std::string> service::marks(const std::string& sandbox_id) {
+    auto found = shop_->markers.find(sandbox_id);
+    if (found == shop_->markers.end()) {
+        // Once a sandbox and daemon.
+        const manifest remembered = shop_->manifests.load(shop_->manifest_name(sandbox_id));
+        found = shop_->markers.emplace(sandbox_id, std::map<std::string, std::string>()).first;
+        for (const std::string& root : remembered.watched_roots(most_marks))
+            found->second[root] = remembered.roots.at(root);
+    }
+    std::vector<std::string> paths;
+    for (const auto& [root, token] : found->second)
+        paths.push_back(marker_of(root));
+    return paths;
+}
+
+void service::on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
+                       const std::vector<std::optional<std::string>>& contents) {
+    const auto found = shop_->markers.find(sandbox_id);
+    if (found == shop_->markers.end()) return;
+    const std::size_t count = std::min(paths.size(), contents.size());
+    for (auto it = found->second.begin(); it != found->second.end();) {
+        const auto& [root, token] = *it;
+        const auto at = std::find(paths.begin(), paths.end(), marker_of(root));
+        const auto index = static_cast<std::size_t>(at - paths.begin());
+        if (index >= count || contents[index] == token) {
+            ++it;
+            continue;
+        }
+        spdlog::info("sandbox {}: what was pushed to {} is not there any more", sandbox_id, root);
+        shop_->lost[sandbox_id].insert(root);
+        it = found->second.erase(it);
+    }
+}
+
+} // namespace sandboxd::sync

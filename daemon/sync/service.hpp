@@ -1,0 +1,113 @@
+// Files in and out of sandboxes: push (remembered), put, get, pull, delete.
+//
+// Lives as long as the daemon. A transfer belongs to nobody but itself: whoever asked for it may
+// leave, it goes on; asked for again, it waits for the first one and then finds nothing to do. It
+// holds its sandbox (a lease) while it talks to it. What changes files of one key goes one after
+// the other.
+//
+// Errors are rpc_error; single paths that could not be transferred are named in the results.
+// Everything may be repeated at any time: files appear whole or not at all, and what is remembered
+// is written down last.
+#pragma once
+
+#include "core/sandbox_record.hpp"
+#include "sandbox/account.hpp"
+#include "sandbox/manager.hpp"
+#include "sync/scan.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sandboxd::sync {
+
+struct transfer_progress {
+    std::string_view phase; // as in protocol/methods/fs.progress.json
+    std::uint64_t done = 0; // bytes
+    std::optional<std::uint64_t> total;
+};
+// Who wants to know how a transfer gets on; either may be empty.
+struct listeners {
+    std::function<void(const transfer_progress&)> on_transfer;
+    sandbox::progress_callback on_sandbox;
+};
+
+struct push_request {
+    core::sandbox_key key;
+    std::vector<path_pair> files;
+    bool force = false;   // send what is remembered as unchanged too
+    bool remember = true; // keep a manifest; without, everything is sent and nothing remembered
+    sandbox::wanted want; // if there is no sandbox yet
+};
+struct push_result {
+    std::uint64_t sent = 0; // files and links
+    std::uint64_t unchanged = 0;
+    std::uint64_t bytes = 0;      // of content sent
+    std::uint64_t wire_bytes = 0; // that travelled for it
+    std::vector<skipped_path> skipped;
+    std::string sandbox_id; // empty: nothing had to be sent, and there is no sandbox
+};
+
+struct fetch_request {
+    core::sandbox_key key;
+    std::string remote; // as workspace_path() gives it
+    std::string host;   // absolute
+    bool as_tar = false;
+    std::optional<std::uint64_t> max_bytes;
+};
+struct fetch_result {
+    bool directory = false;
+    std::uint64_t files = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t wire_bytes = 0;
+    std::vector<skipped_path> skipped;
+    std::uint64_t skipped_more = 0; // beyond those that are named
+};
+
+struct delete_result {
+    std::uint64_t deleted = 0;
+    std::uint64_t missing = 0;
+    std::vector<skipped_path> failed;
+};
+
+struct workshop; // see workshop.hpp
+
+class service {
+public:
+    service(boost::asio::any_io_executor executor, sandbox::manager& manager,
+            sandbox::account& account, const std::filesystem::path& state_dir);
+    ~service(); // waits for what is under way on other threads to notice stop()
+    service(const service&) = delete;
+    service& operator=(const service&) = delete;
+
+    // Removes what a killed daemon has left on this machine, and the manifests of sandboxes that
+    // are no more. Before anything else, with the records that were loaded.
+    void sweep(const std::vector<core::sandbox_record>& records);
+    // Nothing new begins, and what is under way fails soon.
+    void stop();
+
+    boost::asio::awaitable<push_result> push(push_request request, listeners who);
+    boost::asio::awaitable<fetch_result> fetch(fetch_request request, listeners who);
+    // `paths` as workspace_path() gives them, none of them /workspace.
+    boost::asio::awaitable<delete_result> remove(core::sandbox_key key,
+                                                 std::vector<std::string> paths);
+
+    // Small files whose content proves that what was pushed is still there; any command run in the
+    // sandbox can tell it on the way (nothing: could not be read).
+    std::vector<std::string> marks(const std::string& sandbox_id);
+    void on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
+                  const std::vector<std::optional<std::string>>& contents);
+
+private:
+    std::shared_ptr<workshop> shop_;
+};
+
+} // namespace sandboxd::sync

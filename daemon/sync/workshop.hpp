@@ -1,0 +1,133 @@
+// What the transfers share: threads for files and archives, manifests, locks, the line's speed. Of
+// this directory only.
+//
+// Shared by the service and the transfers under way. Everything but `pool`'s tasks runs on the
+// daemon's one thread.
+#pragma once
+
+#include "base/condition.hpp"
+#include "core/sandbox_record.hpp"
+#include "sandbox/account.hpp"
+#include "sandbox/manager.hpp"
+#include "sync/archive_reader.hpp"
+#include "sync/manifest_store.hpp"
+#include "sync/pace.hpp"
+#include "sync/service.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include <atomic>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sandboxd::sync {
+
+struct workshop {
+    workshop(boost::asio::any_io_executor daemon, sandbox::manager& sandboxes,
+             sandbox::account& whose, const std::filesystem::path& state_dir);
+
+    boost::asio::any_io_executor executor;
+    sandbox::manager& manager;
+    sandbox::account& account;
+    std::filesystem::path state; // spool files are made here
+    std::filesystem::path stages;
+    manifest_store manifests;
+    pace upload;
+    pace download;
+
+    std::atomic<bool> stopping = false;
+    std::optional<boost::asio::thread_pool> pool; // once it is needed
+    std::set<std::weak_ptr<part_feed>, std::owner_less<>> feeds;
+
+    // Operations under way, by the sandbox they are for: what others have left there is swept.
+    std::map<std::string, std::set<std::string>> live;
+
+    // The markers of sandboxes' roots, as far as they were asked for; and roots that were found
+    // without theirs, of which nothing may be believed.
+    std::map<std::string, std::map<std::string, std::string>> markers;
+    std::map<std::string, std::set<std::string>> lost;
+
+    struct lock_state {
+        explicit lock_state(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
+        bool taken = false;
+        condition changed;
+    };
+    std::map<core::sandbox_key, std::shared_ptr<lock_state>> locks;
+
+    // Runs `what` on another thread. Its exception comes out. It cannot be cancelled: what it works
+    // with is the caller's.
+    template <class F>
+    boost::asio::awaitable<std::invoke_result_t<F>> elsewhere(F what) {
+        if (!pool) pool.emplace(4);
+        const auto run = [&what]() -> boost::asio::awaitable<std::invoke_result_t<F>> {
+            co_return what();
+        };
+        co_return co_await boost::asio::co_spawn(
+            *pool, run,
+            boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
+                                                boost::asio::use_awaitable));
+    }
+
+    // The record of the key's sandbox, if there is one of this account.
+    std::optional<core::sandbox_record> known(const core::sandbox_key& key) const;
+    std::string manifest_name(const std::string& sandbox_id) const;
+    // Without what is known to be lost.
+    boost::asio::awaitable<manifest> load(std::string sandbox_id);
+    boost::asio::awaitable<void> save(std::string sandbox_id, const manifest& what);
+    std::vector<std::string> live_in(const std::string& sandbox_id) const;
+};
+
+// The right to change files of one key.
+class key_lock {
+public:
+    static boost::asio::awaitable<key_lock> take(workshop& shop, core::sandbox_key key);
+    explicit key_lock(std::shared_ptr<workshop::lock_state> held) : held_(std::move(held)) {}
+    key_lock(key_lock&&) noexcept = default;
+    key_lock& operator=(key_lock&&) = delete;
+    ~key_lock() {
+        if (!held_) return;
+        held_->taken = false;
+        held_->changed.notify_all();
+    }
+
+private:
+    std::shared_ptr<workshop::lock_state> held_;
+};
+
+// An operation's name, as long as its things in the sandbox are wanted.
+class operation_name {
+public:
+    operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id);
+    operation_name(const operation_name&) = delete;
+    operation_name& operator=(const operation_name&) = delete;
+    ~operation_name();
+    const std::string& text() const noexcept { return text_; }
+
+private:
+    std::shared_ptr<workshop> shop_;
+    std::string sandbox_id_;
+    std::string text_;
+};
+
+// errno of the host as an error for the client: `doing` completes "while ...".
+[[noreturn]] void throw_host_trouble(const std::system_error& problem, std::string_view doing);
+
+// push.cpp and fetch.cpp.
+boost::asio::awaitable<push_result> run_push(std::shared_ptr<workshop> shop, push_request request,
+                                             listeners who);
+boost::asio::awaitable<fetch_result> run_fetch(std::shared_ptr<workshop> shop,
+                                               fetch_request request, listeners who);
+
+} // namespace sandboxd::sync

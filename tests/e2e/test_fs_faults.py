@@ -1,0 +1,233 @@
+"""Transfers when things go wrong: lost answers, cut connections, killed daemons, files that change, full disks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import EXEC, workspace
+from support.trees import describe, make_tree, without_marker
+
+PUT = ("PUT", "/v1/sandboxes/{id}/fs/content")
+GET = ("GET", "/v1/sandboxes/{id}/fs/content")
+
+
+def push(peer: Peer, host: pathlib.Path, remote: str, **more: Any) -> dict[str, Any]:
+    return peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(host), "remote": remote}], **more})
+
+
+def fault(emulator: Emulator, what: tuple[str, str], action: dict[str, Any], **more: Any) -> None:
+    emulator.fault(action, method=what[0], route=what[1], **more)
+
+
+def noise(path: pathlib.Path, size: int) -> pathlib.Path:
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def left_in_sandbox(emulator: Emulator) -> list[str]:
+    """What transfers have left there, but for the last answer, which is kept for whoever might ask again."""
+    directory = workspace(emulator) / ".deepinfra-sandboxd" / "sync"
+    return [name for name in os.listdir(directory) if not name.endswith(".done")] if directory.exists() else []
+
+
+@pytest.mark.parametrize("action", [{"drop_before": True}, {"act_then_drop": "done"}, {"status": 503}, {"status": 429, "headers": {"Retry-After": "0"}},
+                                    {"status": 502, "body": "<html>"}], ids=lambda action: next(iter(action)) + str(action.get("status", "")))
+def test_a_part_whose_answer_is_lost_is_sent_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, action: dict[str, Any]) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    fault(emulator, PUT, action, times=2)
+    source = noise(tmp_path / "f", 3_000_000)
+    assert push(peer, source, "f")["sent"] == 1
+    assert (workspace(emulator) / "f").read_bytes() == source.read_bytes()
+    assert left_in_sandbox(emulator) == []
+
+
+@pytest.mark.parametrize("action", [{"act_then_drop": "started"}, {"act_then_drop": "done"}, {"drop_before": True}, {"cut_after_bytes": 5}, {"omit_terminal": True},
+                                    {"act_then_status": 504}], ids=lambda action: "-".join(map(str, next(iter(action.items())))))
+def test_unpacking_whose_answer_is_lost_is_done_once(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, action: dict[str, Any]) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    make_tree(tmp_path / "tree", 1)
+    emulator.fault_exec(action, times=2)
+    result = push(peer, tmp_path / "tree", "t")
+    assert result["skipped"] == []
+    assert without_marker(describe(workspace(emulator) / "t")) == describe(tmp_path / "tree")
+    assert push(peer, tmp_path / "tree", "t")["sent"] == 0
+    assert left_in_sandbox(emulator) == []
+
+
+@pytest.mark.parametrize("action", [{"drop_before": True}, {"cut_after_bytes": 100_000}, {"cut_after_bytes": 100_000, "how": "rst"}, {"status": 500}])
+def test_fetching_goes_on_after_a_dropped_connection(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, action: dict[str, Any]) -> None:
+    peer.sh("head -c 40000000 /dev/urandom > /workspace/f")
+    fault(emulator, GET, action, times=3)
+    peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / "f")})
+    assert (tmp_path / "f").read_bytes() == (workspace(emulator) / "f").read_bytes()
+
+
+def test_a_sandbox_that_was_stopped_behind_our_back_is_started_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 1000)
+    sandbox = push(peer, source, "f")["sandbox_id"]
+    for step in (lambda: push(peer, noise(source, 1001), "f"),
+                 lambda: peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / "g")}),
+                 lambda: peer.call("fs.delete", {"key": DEFAULT_KEY, "remotes": ["f"]})):
+        emulator.stop_sandbox(sandbox)
+        step()
+    assert (tmp_path / "g").read_bytes() == source.read_bytes()
+    assert not (workspace(emulator) / "f").exists()
+
+
+def test_what_cannot_be_reached_is_an_error_that_names_it(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    fault(emulator, PUT, {"status": 401}, times=0)
+    with pytest.raises(RpcFailure) as refused:
+        push(peer, noise(tmp_path / "f", 10), "f")
+    assert refused.value.name == "unauthorized"
+    emulator.clear_faults()
+    assert push(peer, tmp_path / "f", "f")["sent"] == 1
+
+
+
+@pytest.mark.parametrize("when", ["first part", "second part", "unpacking", "unpacked"])
+def test_a_daemon_killed_while_it_pushes(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, when: str) -> None:
+    """Whatever it was about: every file there is whole, the same push ends well, and nothing is left over."""
+    source = tmp_path / "tree"
+    make_tree(source, 3)
+    noise(source / "large", 20_000_000)
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        push(peer, source, "t")
+        before = describe(workspace(emulator) / "t")
+        noise(source / "large", 20_000_000)
+        noise(source / "more", 5000)
+        if when.endswith("part"):
+            fault(emulator, PUT, {"stall_before": True}, skip=0 if when.startswith("first") else 1)
+        else:
+            emulator.fault_exec({"stall_before": True} if when == "unpacking" else {"act_then_drop": "done", "latency_after_ms": 60_000})
+        peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "t"}]})
+        if when == "unpacked":
+            wait_until(lambda: (workspace(emulator) / "t" / "more").exists(), "the files are in place")
+        else:
+            wait_until(lambda: emulator.faults()[0]["used"], "the request is made")
+    daemon.kill()
+    emulator.clear_faults()
+    now = describe(workspace(emulator) / "t")
+    after = describe(source)
+    for path, what in now.items():
+        assert what in (before.get(path), after.get(path)), path
+    daemon.start()
+    with daemon.peer() as peer:
+        assert push(peer, source, "t")["skipped"] == []
+        assert without_marker(describe(workspace(emulator) / "t")) == after
+        assert push(peer, source, "t")["sent"] == 0
+    assert left_in_sandbox(emulator) == []
+    assert [name for name in os.listdir(daemon.state_dir) if "spool" in name] == []
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("mkdir /workspace/d; cd /workspace/d; head -c 30000000 /dev/urandom > a; echo b > b")
+        fault(emulator, GET, {"stall_before": True}, skip=1)
+        peer.send("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+        wait_until(lambda: emulator.faults()[0]["used"], "the second part is asked for")
+    assert any(name.startswith(".deepinfra-sandboxd-") for name in os.listdir(room))
+    daemon.kill()
+    emulator.clear_faults()
+    assert not (room / "d").exists()
+    daemon.start()
+    with daemon.peer() as peer:
+        assert os.listdir(room) == []
+        peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+        push(peer, noise(tmp_path / "f", 10), "f")
+    assert os.listdir(room) == ["d"]
+    assert left_in_sandbox(emulator) == []
+
+
+def test_a_client_that_goes_away_does_not_stop_it(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 1_000_000)
+    with daemon.peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        emulator.fault_exec({"latency_ms": 200})
+        peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "f"}]})
+        wait_until(lambda: emulator.count(EXEC), "it unpacks")
+    with daemon.peer() as peer:
+        result = push(peer, source, "f")
+        assert (result["sent"], result["unchanged"]) == (0, 1)
+
+
+def test_a_file_that_changes_while_it_is_read_is_sent_again_or_named(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 60_000_000)
+    stop = threading.Event()
+
+    def scribble() -> None:
+        with open(source, "r+b") as file:
+            while not stop.is_set():
+                file.seek(0)
+                file.write(os.urandom(8))
+                file.flush()
+
+    writer = threading.Thread(target=scribble)
+    writer.start()
+    try:
+        result = push(peer, source, "d/f")
+    finally:
+        stop.set()
+        writer.join()
+    assert [each["reason"] for each in result["skipped"]] == ["changing"]
+    assert not (workspace(emulator) / "d" / "f").exists()
+    assert push(peer, source, "d/f")["sent"] == 1
+    assert (workspace(emulator) / "d" / "f").read_bytes() == source.read_bytes()
+
+
+def test_a_full_sandbox_says_so_and_keeps_what_it_had(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    source = noise(tmp_path / "f", 1000)
+    push(peer, source, "f")
+    old = source.read_bytes()
+    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stdout": "{\\"error\\": \\"no_space: No space left on device\\"}\\n"}\n{"returncode": 0}\n'}})
+    with pytest.raises(RpcFailure) as full:
+        push(peer, noise(source, 1001), "f")
+    assert full.value.name == "no_space" and "sandbox" in full.value.message
+    assert (workspace(emulator) / "f").read_bytes() in (old, source.read_bytes())
+
+
+def test_an_unreadable_manifest_only_costs_time(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 1000)
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        push(peer, source, "f")
+        (manifest,) = (daemon.state_dir / "manifests").iterdir()
+        assert manifest.stat().st_mode & 0o777 == 0o600
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+        assert push(peer, source, "f")["sent"] == 1
+        assert push(peer, source, "f")["unchanged"] == 1
+
+
+def test_pushes_of_one_key_do_not_mix(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 3_000_000)
+    peers = [daemon.peer() for _ in range(5)]
+    try:
+        numbers = [peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "f"}]}) for peer in peers]
+        assert sorted(peer.result(number)["sent"] for peer, number in zip(peers, numbers, strict=True)) == [0, 0, 0, 0, 1]
+    finally:
+        for peer in peers:
+            peer.close()
+    assert emulator.count("POST /v1/sandboxes") == 1
+
+
+def test_progress_is_told_to_who_asked(peer: Peer, tmp_path: pathlib.Path) -> None:
+    source = noise(tmp_path / "f", 30_000_000)
+    number = peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "f"}], "transfer": "mine"})
+    news = peer.notification("fs.progress", transfer="mine", phase="sending")
+    assert 0 < news["done_bytes"] <= news["total_bytes"] == 30_000_000
+    assert peer.result(number)["sent"] == 1

@@ -1,0 +1,251 @@
+"""fs.get, fs.put, fs.pull and fs.delete: what comes back, what does not, and a sandbox that lies."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import tarfile
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure, b64
+from support.scenes import workspace
+from support.trees import describe, make_tree, without_marker
+
+
+def call(peer: Peer, method: str, **params: Any) -> dict[str, Any]:
+    return peer.call("fs." + method, {"key": DEFAULT_KEY, **params})
+
+
+def put(peer: Peer, host: pathlib.Path, remote: str, **more: Any) -> dict[str, Any]:
+    return call(peer, "put", host=str(host), remote=remote, **more)
+
+
+def get(peer: Peer, remote: str, host: pathlib.Path, **more: Any) -> dict[str, Any]:
+    return call(peer, "get", remote=remote, host=str(host), **more)
+
+
+def nothing_left(emulator: Emulator, daemon: Daemon, *directories: pathlib.Path) -> None:
+    """No temporary file on either side, once the next transfer has swept."""
+    for directory in directories:
+        assert [name for name in os.listdir(directory) if name.startswith(".deepinfra-sandboxd-")] == []
+    assert list((daemon.state_dir / "stages").glob("*")) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_come_back_as_they_went(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, seed: int) -> None:
+    make_tree(tmp_path / "tree", seed + 100)
+    sent = put(peer, tmp_path / "tree", "/workspace/a/tree")
+    assert sent["skipped"] == []
+    got = get(peer, "a/tree", tmp_path / "back")
+    assert (got["kind"], got["files"], got["skipped"]) == ("directory", sent["files"], [])
+    assert describe(tmp_path / "back") == describe(tmp_path / "tree")
+    nothing_left(emulator, daemon, tmp_path)
+
+
+def test_a_file_is_replaced_and_a_directory_merged(peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir -p /workspace/d/sub; echo new > /workspace/d/f; echo in > /workspace/d/sub/g; chmod 700 /workspace/d/sub")
+    target = tmp_path / "d"
+    (target / "sub").mkdir(parents=True)
+    (target / "f").write_text("old")
+    (target / "mine").write_text("mine")
+    get(peer, "d", target)
+    assert {name: (target / name).read_text() for name in ("f", "mine", "sub/g")} == {"f": "new\n", "mine": "mine", "sub/g": "in\n"}
+    assert (target / "sub").stat().st_mode & 0o777 == 0o700
+    got = get(peer, "d/f", tmp_path / "f")
+    assert got["kind"] == "file" and (tmp_path / "f").read_text() == "new\n"
+    with pytest.raises(RpcFailure) as in_the_way:
+        get(peer, "d/f", target)
+    assert in_the_way.value.name == "in_the_way"
+
+
+def test_links_on_this_side_are_not_followed(peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir -p /workspace/d/sub; echo x > /workspace/d/sub/f")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "sub").symlink_to(outside)
+    got = get(peer, "d", tmp_path / "d")
+    assert [each["reason"] for each in got["skipped"]] == ["in_the_way"]
+    assert os.listdir(outside) == []
+
+
+def test_large_and_sparse_files_come_in_parts(peer: Peer, daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir /workspace/big; head -c 130000000 /dev/urandom > /workspace/big/noise; truncate -s 3G /workspace/big/holes; "
+            "printf end >> /workspace/big/holes")
+    total = peer.sh("sha256sum < /workspace/big/noise").stdout.split()[0]
+    got = get(peer, "big", tmp_path / "big")
+    assert got["bytes"] == 130_000_000 + (3 << 30) + 3 and got["wire_bytes"] < 140_000_000
+    holes = tmp_path / "big" / "holes"
+    assert holes.stat().st_size == (3 << 30) + 3 and holes.stat().st_blocks < 1000
+    put(peer, tmp_path / "big" / "noise", "again")
+    assert peer.sh("sha256sum < /workspace/again").stdout.split()[0] == total
+    assert daemon.rss_kib() < 32 << 10
+
+
+def test_what_is_not_there_or_too_much_is_said_before_anything_is_written(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(RpcFailure) as none:
+        get(peer, "x", tmp_path / "x")
+    assert none.value.name == "sandbox_not_found" and emulator.count("POST /v1/sandboxes") == 0
+    peer.sh("head -c 100000 /dev/urandom > /workspace/f")
+    for remote, more, name in (("nothing", {}, "file_not_found"), ("f", {"max_bytes": 99999}, "too_large"),
+                               ("/workspace/.deepinfra-sandboxd", {}, "path_outside_workspace")):
+        with pytest.raises(RpcFailure) as refused:
+            get(peer, remote, tmp_path / "x", **more)
+        assert refused.value.name == name
+    with pytest.raises(RpcFailure) as nowhere:
+        get(peer, "f", tmp_path / "no" / "directory")
+    assert nowhere.value.name == "host_file"
+    assert not (tmp_path / "x").exists()
+    assert get(peer, "f", tmp_path / "x", max_bytes=100000)["bytes"] == 100000
+
+
+def test_a_file_that_is_not_here_cannot_be_put(peer: Peer, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(RpcFailure) as missing:
+        put(peer, tmp_path / "nothing", "x")
+    assert missing.value.name == "host_file" and "No such file" in missing.value.message
+    peer.sh("mkdir -p /workspace/dir/full")
+    (tmp_path / "f").write_text("f")
+    with pytest.raises(RpcFailure) as in_the_way:
+        put(peer, tmp_path / "f", "dir")
+    assert in_the_way.value.name == "in_the_way"
+
+
+def test_a_pull_is_one_tar_named_from_the_root(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    make_tree(tmp_path / "tree", 7)
+    peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(tmp_path / "tree"), "remote": "/workspace/.hermes"}]})
+    got = call(peer, "pull", remote="/workspace/.hermes", host=str(tmp_path / "out.tar"))
+    assert (tmp_path / "out.tar").stat().st_mode & 0o777 == 0o600
+    with tarfile.open(tmp_path / "out.tar", errors="surrogateescape", encoding="utf-8") as archive:
+        names = {os.fsencode(member.name) for member in archive}
+        archive.extractall(tmp_path / "unpacked", filter="fully_trusted") if hasattr(tarfile, "fully_trusted_filter") else archive.extractall(tmp_path / "unpacked")
+    assert all(name == b"workspace/.hermes" or name.startswith(b"workspace/.hermes/") for name in names)
+    assert describe(tmp_path / "unpacked" / "workspace" / ".hermes") == describe(tmp_path / "tree")
+    assert got["files"] == sum(what[0] != "directory" for what in describe(tmp_path / "tree").values())
+    nothing_left(emulator, daemon, tmp_path)
+
+
+def test_delete_takes_any_spelling(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    odd = [b"two words", b"-rf", b"$(touch x)", b"new\nline", b"\xff", b"*", b"quo'te"]
+    for name in odd:
+        (pathlib.Path(os.fsdecode(os.fsencode(tree) + b"/" + name))).write_bytes(b"x")
+    peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(tree), "remote": "t"}]})
+    peer.sh("mkdir -p /workspace/t/deep/er; chmod 500 /workspace/t/deep; ln -s /workspace/keep /workspace/t/link; mkdir /workspace/keep")
+    assert call(peer, "delete", remotes=[b64(b"t/" + odd[0]), "t//deep", "./t/link", "t/nothing"])["deleted"] == 3
+    assert (workspace(emulator) / "keep").is_dir()
+    result = call(peer, "delete", remotes=[b64(b"/workspace/t/" + name) for name in odd])
+    assert (result["deleted"], result["missing"], result["failed"]) == (len(odd) - 1, 1, [])
+    assert without_marker(describe(workspace(emulator) / "t")) == {}
+    again = peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(tree), "remote": "t"}]})
+    assert again["sent"] == len(odd)
+
+
+def test_thousands_of_paths_are_deleted_at_once(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir /workspace/m; cd /workspace/m; for i in $(seq 6000); do : > file-with-a-rather-long-name-$i; done")
+    result = call(peer, "delete", remotes=[f"m/file-with-a-rather-long-name-{i}" for i in range(1, 6002)])
+    assert (result["deleted"], result["missing"]) == (6000, 1)
+    assert os.listdir(workspace(emulator) / "m") == []
+
+
+def test_delete_stays_below_workspace_and_makes_no_sandbox(peer: Peer, emulator: Emulator) -> None:
+    assert call(peer, "delete", remotes=["x", "y"])["missing"] == 2
+    assert emulator.count("POST /v1/sandboxes") == 0
+    for path in ("/workspace", "/etc/passwd", "a/../../etc", "/workspace/.deepinfra-sandboxd/sync"):
+        with pytest.raises(RpcFailure) as refused:
+            call(peer, "delete", remotes=["good", path])
+        assert refused.value.name == "path_outside_workspace"
+    peer.sh("ln -s /tmp /workspace/escape; touch /tmp/keep")
+    result = call(peer, "delete", remotes=["escape/keep"])
+    assert [each["reason"] for each in result["failed"]] == ["failed"]
+    assert peer.sh("test -e /tmp/keep").returncode == 0
+
+
+# A sandbox whose python3 is somebody's own: it packs what it likes, and says about it what it likes.
+LIAR = """#!/bin/sh
+for verb; do
+  case $last in drop) echo '{}'; exit 0;; esac
+  last=$verb
+done
+op=$(printf %s "$last" | sed 's/.*"op":"\\([0-9a-f]*\\)".*/\\1/')
+directory=/workspace/.deepinfra-sandboxd/sync/$op
+mkdir -p $directory
+cp /workspace/evil.tar $directory/part-000000
+cat /workspace/answer
+"""
+
+
+def lie(peer: Peer, emulator: Emulator, members: list[tuple[tarfile.TarInfo, bytes]], **answer: Any) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    told = {"kind": "directory", "bytes": sum(len(content) for _, content in members), "sizes": [len(packed.getvalue())], "drop": [],
+            "skipped": [], "skipped_more": 0, **answer}
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    (workspace(emulator) / "evil.tar").write_bytes(packed.getvalue())
+    (workspace(emulator) / "answer").write_text(told["raw"] if "raw" in told else json.dumps(told))
+    assert peer.run("sh", "-c", "cat > /usr/local/bin/python3; chmod +x /usr/local/bin/python3", stdin=LIAR).returncode == 0
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, mode
+    return made
+
+
+HOSTILE = [
+    (member("/etc/evil"), b"absolute"),
+    (member("workspace/d/../../../evil"), b"dots"),
+    (member("workspace/other"), b"not asked for"),
+    (member("workspace/dd"), b"a neighbour's name"),
+    (member("workspace/d/abs", tarfile.SYMTYPE, "/etc"), b""),
+    (member("workspace/d/up", tarfile.SYMTYPE, "../../.."), b""),
+    (member("workspace/d/late", tarfile.SYMTYPE, "sub/../../x"), b""),
+    (member("workspace/d/hard", tarfile.LNKTYPE, "workspace/d/good"), b""),
+    (member("workspace/d/hard-out", tarfile.LNKTYPE, "/etc/passwd"), b""),
+    (member("workspace/d/fifo", tarfile.FIFOTYPE), b""),
+    (member("workspace/d/device", tarfile.CHRTYPE), b""),
+]
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_nothing_hostile_reaches_the_host(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    target = tmp_path / "room" / "d"
+    target.parent.mkdir()
+    lie(peer, emulator, [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"), *HOSTILE,
+                         (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/sub/through"), b"through a link")])
+    before = set(os.listdir(tmp_path))
+    got = call(peer, method, remote="d", host=str(target))
+    assert {os.fsencode(each["remote"]) for each in got["skipped"] if each["reason"] == "refused"} == {
+        b"/" + os.fsencode(each.name) for each, _ in HOSTILE}
+    if method == "pull":
+        with tarfile.open(target) as archive:
+            assert {each.name for each in archive} == {"workspace/d", "workspace/d/good", "workspace/d/sub", "workspace/d/sub/through"}
+            assert archive.getmember("workspace/d/good").mode == 0o755
+        return
+    assert describe(target)[b"good"] == ("file", 0o755, b"good")
+    assert set(os.listdir(target)) <= {"good", "sub", "inside"}
+    assert set(os.listdir(tmp_path)) == before and not os.path.lexists("/etc/evil")
+    assert set(os.listdir(tmp_path / "room")) == {"d"}
+
+
+@pytest.mark.parametrize("answer", [
+    {"bytes": 3}, {"sizes": [10]}, {"sizes": [1 << 40]}, {"sizes": []}, {"sizes": [512]}, {"sizes": ["x"]}, {"bytes": -1}, {"drop": [1.5]}, {"skipped": [1]},
+    {"raw": "no json"}, {"raw": "[]"}, {"raw": "{}"}, {"raw": '{"error": "\\u001b[31mred"}'}, {"raw": "x" * 5_000_000},
+])
+def test_a_sandbox_that_contradicts_itself_is_an_error(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, answer: dict[str, Any]) -> None:
+    lie(peer, emulator, [(member("workspace/d"), b"four")], **answer)
+    with pytest.raises(RpcFailure) as refused:
+        get(peer, "d", tmp_path / "d")
+    assert refused.value.name == "sync_failed" and "\x1b" not in refused.value.message
+    assert not (tmp_path / "d").exists()
+    nothing_left(emulator, daemon, tmp_path)
+    assert peer.call("daemon.ping") == {}

@@ -1,0 +1,238 @@
+"""fs.push: what is sent, what is not, and what is there afterwards."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure, b64
+from support.scenes import workspace
+from support.trees import describe, make_tree, without_marker
+
+REQUEST_BOUND_FIRST = 4
+
+
+def push(peer: Peer, *pairs: tuple[Any, Any], **more: Any) -> dict[str, Any]:
+    files = [{"host": value(host), "remote": value(remote)} for host, remote in pairs]
+    return peer.call("fs.push", {"key": DEFAULT_KEY, "files": files, **more})
+
+
+def value(path: Any) -> Any:
+    return b64(path) if isinstance(path, bytes) else str(path)
+
+
+def ready(peer: Peer) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+
+
+def test_a_file_arrives_with_its_mode(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "run.sh"
+    source.write_bytes(b"#!/bin/sh\necho hi\n")
+    source.chmod(0o750)
+    result = push(peer, (source, "/workspace/bin/run.sh"))
+    assert (result["sent"], result["unchanged"], result["skipped"], result["bytes"]) == (1, 0, [], 18)
+    there = workspace(emulator) / "bin" / "run.sh"
+    assert there.read_bytes() == source.read_bytes()
+    assert there.stat().st_mode & 0o7777 == 0o750
+    assert int(there.stat().st_mtime) == int(source.stat().st_mtime)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_of_any_kind_end_equal(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, seed: int) -> None:
+    make_tree(tmp_path / "tree", seed)
+    result = push(peer, (tmp_path / "tree", "/workspace/some/tree"))
+    assert result["skipped"] == []
+    assert without_marker(describe(workspace(emulator) / "some" / "tree")) == describe(tmp_path / "tree")
+    again = push(peer, (tmp_path / "tree", "/workspace/some/tree"))
+    assert (again["sent"], again["unchanged"]) == (0, result["sent"])
+
+
+def small_files(root: pathlib.Path, count: int) -> list[tuple[Any, Any]]:
+    root.mkdir()
+    pairs = []
+    for i in range(count):
+        file = root / f"file {i}"
+        file.write_bytes(os.urandom(1000 + i))
+        pairs.append((file, f"/workspace/.hermes/skills/{i % 20}/file {i}"))
+    return pairs
+
+
+def test_six_hundred_files_take_few_requests_and_unchanged_none(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    ready(peer)
+    pairs = small_files(tmp_path / "files", 600)
+    emulator.reset_stats()
+    assert push(peer, *pairs)["sent"] == 600
+    assert emulator.count() <= REQUEST_BOUND_FIRST
+    emulator.reset_stats()
+    assert push(peer, *pairs)["unchanged"] == 600
+    assert emulator.count() == 0
+    pairs[7][0].write_bytes(b"new")
+    assert push(peer, *pairs)["sent"] == 1
+    assert emulator.count() <= 3
+
+
+def test_another_client_and_another_daemon_still_know(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    pairs = small_files(tmp_path / "files", 30)
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        push(peer, *pairs)
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+        emulator.reset_stats()
+        result = push(peer, *pairs)
+        assert (result["sent"], result["unchanged"]) == (0, 30)
+        assert emulator.count() == 0
+        assert peer.status()["sandboxes"][0]["state"] == "stopped"
+
+
+def test_touched_copies_cost_nothing_and_new_modes_are_sent(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"content")
+    push(peer, (source, "/workspace/d/f"))
+    copy = tmp_path / "staged"
+    copy.write_bytes(b"content")
+    os.utime(copy, ns=(1, 1))
+    assert push(peer, (copy, "/workspace/d/f"))["unchanged"] == 1
+    copy.chmod(0o600)
+    assert push(peer, (copy, "/workspace/d/f"))["sent"] == 1
+    assert (workspace(emulator) / "d" / "f").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_change_that_leaves_size_and_time_is_seen(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"one")
+    os.utime(source, ns=(10**18, 10**18))
+    push(peer, (source, "/workspace/d/f"))
+    source.write_bytes(b"two")
+    os.utime(source, ns=(10**18, 10**18))
+    assert push(peer, (source, "/workspace/d/f"))["sent"] == 1
+    assert (workspace(emulator) / "d" / "f").read_bytes() == b"two"
+
+
+def test_an_edit_in_the_sandbox_is_not_overwritten_unless_forced(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"mine")
+    push(peer, (source, "/workspace/d/f"))
+    assert peer.sh("echo edited > /workspace/d/f").returncode == 0
+    assert push(peer, (source, "/workspace/d/f"))["unchanged"] == 1
+    assert (workspace(emulator) / "d" / "f").read_bytes() == b"edited\n"
+    assert push(peer, (source, "/workspace/d/f"), force=True)["sent"] == 1
+    assert (workspace(emulator) / "d" / "f").read_bytes() == b"mine"
+
+
+def test_a_fresh_sandbox_starts_from_nothing(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    pairs = small_files(tmp_path / "files", 5)
+    push(peer, *pairs)
+    peer.call("sandbox.terminate", {"key": DEFAULT_KEY})
+    assert push(peer, *pairs)["sent"] == 5
+    assert len(list((workspace(emulator) / ".hermes" / "skills").rglob("file *"))) == 5
+
+
+def test_a_sandbox_deleted_elsewhere_is_replaced_and_filled(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    pairs = small_files(tmp_path / "files", 5)
+    first = push(peer, *pairs)
+    emulator.delete_sandbox(first["sandbox_id"])
+    pairs[0][0].write_bytes(b"changed")
+    second = push(peer, *pairs)
+    assert second["sandbox_id"] != first["sandbox_id"]
+    assert second["sent"] == 5
+
+
+def test_a_tree_removed_inside_is_noticed_by_the_next_push_that_sends(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    pairs = small_files(tmp_path / "files", 8)
+    push(peer, *pairs)
+    assert peer.sh("rm -rf /workspace/.hermes").returncode == 0
+    pairs[0][0].write_bytes(b"changed")
+    assert push(peer, *pairs)["sent"] == 8
+    assert len(list((workspace(emulator) / ".hermes" / "skills").rglob("file *"))) == 8
+    assert push(peer, *pairs)["unchanged"] == 8
+
+
+def test_what_cannot_be_sent_is_named_and_the_rest_is_sent(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "good").write_bytes(b"good")
+    os.mkfifo(tree / "fifo")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tree / "sock"))
+    (tree / "out").symlink_to("../../etc/passwd")
+    (tree / "absolute").symlink_to("/etc/passwd")
+    (tree / "in").symlink_to("good")
+    result = push(peer, (tree, "t"), (tmp_path / "nothing", "n"))
+    skipped = {pathlib.PurePath(each["remote"]).name: each["reason"] for each in result["skipped"]}
+    assert skipped == {"fifo": "special", "sock": "special", "out": "link_outside", "absolute": "link_outside", "n": "missing"}
+    assert sorted(without_marker(describe(workspace(emulator) / "t"))) == [b"good", b"in"]
+    assert os.readlink(workspace(emulator) / "t" / "in") == "good"
+
+
+def test_a_directory_is_never_lost_to_a_file(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir -p /workspace/x/full /workspace/x/empty; echo keep > /workspace/x/full/keep; echo file > /workspace/x/was-file")
+    source = tmp_path / "f"
+    source.write_bytes(b"f")
+    result = push(peer, (source, "x/full"), (source, "x/empty"), (source, "x/was-file/below"))
+    assert [(each["remote"], each["reason"]) for each in result["skipped"]] == [("/workspace/x/full", "in_the_way")]
+    assert (workspace(emulator) / "x" / "full" / "keep").exists()
+    assert (workspace(emulator) / "x" / "empty").read_bytes() == b"f"
+    assert (workspace(emulator) / "x" / "was-file" / "below").read_bytes() == b"f"
+
+
+@pytest.mark.parametrize("remote", ["/etc/x", "/workspace/../etc/x", "..", "/workspacex/f", "/workspace/.deepinfra-sandboxd/shim", "a/../b", ""])
+def test_only_paths_below_workspace(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, remote: str) -> None:
+    with pytest.raises(RpcFailure) as refused:
+        push(peer, (tmp_path, remote))
+    assert refused.value.name == "path_outside_workspace"
+    assert emulator.count() == 0
+
+
+def test_a_link_that_leads_out_of_the_workspace_is_not_followed(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("ln -s /tmp /workspace/escape")
+    source = tmp_path / "f"
+    source.write_bytes(b"f")
+    result = push(peer, (source, "escape/f"))
+    assert [each["reason"] for each in result["skipped"]] == ["failed"]
+    assert peer.sh("test -e /tmp/f").returncode == 1
+
+
+def test_large_files_travel_in_parts(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    emulator.config(file_limit_bytes=100 << 20)
+    sizes = {"a": (100 << 20), "b": (100 << 20) + 1, "c": 150 << 20}
+    for name, size in sizes.items():
+        with open(tmp_path / name, "wb") as file:
+            for _ in range(size >> 20):
+                file.write(os.urandom(1 << 20))
+            file.write(b"x" * (size & 0xFFFFF))
+        result = push(peer, (tmp_path / name, f"big/{name}"))
+        assert result["sent"] == 1 and result["bytes"] == size
+        there = workspace(emulator) / "big" / name
+        assert there.stat().st_size == size
+        with open(tmp_path / name, "rb") as mine, open(there, "rb") as theirs:
+            while block := mine.read(1 << 20):
+                assert theirs.read(1 << 20) == block
+        os.unlink(tmp_path / name)
+
+
+def test_five_sparse_gigabytes(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "sparse"
+    with open(source, "wb") as file:
+        file.truncate(5 << 30)
+        for at, text in ((0, b"begin"), (3 << 30, b"middle"), ((5 << 30) - 3, b"end")):
+            file.seek(at)
+            file.write(text)
+    result = push(peer, (source, "s/sparse"))
+    assert result["bytes"] == 5 << 30 and result["wire_bytes"] < 1 << 20
+    there = workspace(emulator) / "s" / "sparse"
+    assert there.stat().st_size == 5 << 30 and there.stat().st_blocks < 1000
+    with open(there, "rb") as file:
+        for at, text in ((0, b"begin"), (3 << 30, b"middle"), ((5 << 30) - 3, b"end")):
+            file.seek(at)
+            assert file.read(len(text)) == text
+    assert daemon.rss_kib() < 32 << 10

@@ -311,6 +311,7 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
         doubtful_ = false;
         return again(now, "the runner in the sandbox ended before it started the command");
     }
+    runner_gone_ = (claim == "started" || claim == "exited") && note.text("boot") == "same";
     if (claim == "exited") {
         std::string how = "the command has ended";
         if (const auto code = note.number("code")) {

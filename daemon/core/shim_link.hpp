@@ -77,6 +77,8 @@ public:
     // The shim has spoken to us: the id is claimed or was found not to be.
     bool heard() const noexcept { return spoken_; }
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
+    // Lost, because something in this boot of the sandbox has killed its runner.
+    bool runner_gone() const noexcept { return runner_gone_; }
     // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget
     // the id.
     bool certain() const noexcept { return certain_; }
@@ -112,6 +114,7 @@ private:
     std::string notice_; // of the runner, for the client
     std::uint64_t pos_ = 0;
     std::uint64_t dropped_ = 0;
+    bool runner_gone_ = false;
     int puzzles_ = 0;
     int reruns_ = 0;
     std::optional<milliseconds> silent_since_;

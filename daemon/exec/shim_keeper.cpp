@@ -152,6 +152,20 @@ void shim_keeper::set_unusable(const std::string& sandbox_id, std::string why) {
     at(sandbox_id).unusable = std::move(why);
 }
 
+void shim_keeper::runner_gone(const std::string& sandbox_id) {
+    ++at(sandbox_id).runners_gone;
+}
+
+std::map<std::string, std::size_t> shim_keeper::runners_gone() const {
+    std::map<std::string, std::size_t> all;
+    for (const auto& [sandbox_id, each] : places_) {
+        if (each->runners_gone != 0) {
+            all.emplace(sandbox_id, each->runners_gone);
+        }
+    }
+    return all;
+}
+
 void shim_keeper::told(const std::string& sandbox_id, const std::string& exec_id) {
     std::vector<std::string>& ids = at(sandbox_id).told;
     if (ids.size() < most_told) {

@@ -72,6 +72,10 @@ public:
     void set_unusable(const std::string& sandbox_id, std::string why);
     std::map<std::string, std::string> all_unusable() const; // by sandbox
 
+    // A command was lost because its runner there was killed.
+    void runner_gone(const std::string& sandbox_id);
+    std::map<std::string, std::size_t> runners_gone() const; // how many, by sandbox
+
     // The client has been told the end of a command: its claim in the sandbox may go with the next
     // `run` there.
     void told(const std::string& sandbox_id, const std::string& exec_id);
@@ -88,6 +92,7 @@ private:
         install_outcome last;
         std::uint64_t installs = 0;
         std::string unusable;
+        std::size_t runners_gone = 0;
         std::vector<std::string> told;
         std::shared_ptr<std::uint64_t> reserved = std::make_shared<std::uint64_t>(0); // bytes
         condition changed;

@@ -81,6 +81,9 @@ asio::awaitable<line_event> shim_line::next() {
             co_return line_event(std::move(piece));
         }
         if (step_.what == link::action::ended) {
+            if (link_.runner_gone()) {
+                keeper_.runner_gone(plan_.sandbox_id);
+            }
             co_return line_event(link_.exit());
         }
         if (step_.what == link::action::refused || step_.what == link::action::unusable) {
@@ -311,11 +314,11 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
     asio::steady_timer pause(executor_);
     while (tell_now_ && step_.what != link::action::ended) {
         tell_now_ = false;
+        spool_full_ = false; // it may say so again before the answer is here
         const std::uint64_t pos = safe_pos_;
         const bool arrived = co_await send_acknowledgement(pos);
         if (arrived) {
             told_pos_ = std::max(told_pos_, pos);
-            spool_full_ = false; // else it says so again
         } else {
             tell_now_ = true;
             pause.expires_after(tell_again);

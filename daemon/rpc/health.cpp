@@ -53,7 +53,18 @@ json::array health_items(const services& parts) {
             "Make room in the state directory, or put its permissions right.");
     }
     const std::map<std::string, std::string> without_shim = parts.execs.shims().all_unusable();
+    const std::map<std::string, std::size_t> runners_gone = parts.execs.shims().runners_gone();
     for (const sandbox::view& shown : parts.manager.list()) {
+        const auto gone = runners_gone.find(shown.record.sandbox_id);
+        if (gone != runners_gone.end()) {
+            add(warnings, "runner_gone", "warning",
+                "In sandbox " + gone->first + ", " + std::to_string(gone->second) +
+                    (gone->second == 1 ? " command was" : " commands were") +
+                    " lost with the process that kept it: killed by a command (kill -9 -1), for "
+                    "want of memory, or by a platform that ends whole process trees when a "
+                    "connection breaks. Nothing was run again.",
+                "If it happens whenever a connection breaks, expect it of every long command.");
+        }
         const auto found = without_shim.find(shown.record.sandbox_id);
         if (found != without_shim.end()) {
             add(warnings, "shim_unusable", "warning",

@@ -74,8 +74,9 @@ def warm(peer: Peer, emulator: Emulator, mode: str) -> Iterator[Peer]:
     before = emulator.count(EXEC)
     ended = peer.sh("echo sound; pwd")
     assert (ended.returncode, ended.stdout, emulator.count(EXEC)) == (0, b"sound\n/workspace\n", before + 1)
-    assert emulator.count(CREATE) == 1 and peer.call("daemon.health")["health"] == []
-    only_id(emulator)
+    assert emulator.count(CREATE) == 1 and only_id(emulator)
+    lost = [one for one in peer.call("exec.list")["execs"] if one["reason"] == "lost"]
+    assert [one["code"] for one in peer.call("daemon.health")["health"]] == ["runner_gone"] * len(lost)
 
 
 def do(warm: Peer, emulator: Emulator, deed: Deed, disturbed: bool) -> Exit:

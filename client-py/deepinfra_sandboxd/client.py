@@ -82,6 +82,11 @@ class Client:
                 self._connection.end("it was closed here")
                 self._connection = None
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None and self._connection.lost is None
+
     def hello(self) -> Hello:
         """Connect if need be. Raises ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer`` or ``Incompatible``."""
         return self.connected().hello

@@ -152,7 +152,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                     command, cwd, timeout=timeout, stdin_data=stdin_data, **options
                 )
             except Exception as error:
-                if call.handle is None:
+                if call.handle is None and not quiet:
                     raise  # nothing was started: hermes may try again
                 logger.exception("deepinfra-sandbox: hermes's wait failed")
                 text = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
@@ -177,7 +177,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         is fetched first if the sandbox runs. Never raises; ``execute`` works after it.
         """
         try:
-            if self._files is not None and self._client.post("daemon.ping", {}) and self._state() == "running":
+            if self._files is not None and self._client.alive and self._state() == "running":
                 with self._syncing:
                     self._files.sync_back()
             if not force_remove:

@@ -105,9 +105,7 @@ class Exec:
                 return
             self._tries += 1
             if self._tries > TRIES:
-                return self._finish(
-                    "lost", "unknown", message=f"the connection was lost {TRIES} times with nothing heard"
-                )
+                return self._finish("lost", "unknown", message=f"{TRIES} connections were lost with nothing heard")
             first = self._instance is None
             if first:
                 for feed in self._feeds:
@@ -256,11 +254,8 @@ class Exec:
     # -- called under the client's lock by whoever reads the connection: nothing below waits
 
     def on_output(self, params: Json) -> None:
-        data = (
-            base64.b64decode(params["data_b64"])
-            if "data_b64" in params
-            else params["data"].encode("utf-8", "surrogatepass")
-        )
+        text = params.get("data")
+        data = base64.b64decode(params["data_b64"]) if text is None else text.encode("utf-8", "surrogatepass")
         position = params.get("pos", self._received)
         data = data[max(0, self._received - position) :]  # what was sent twice is taken once; a gap is what was dropped
         self._received, self._tries = max(self._received, position) + len(data), 0
@@ -323,16 +318,13 @@ class Exec:
             self._connection.wake()
 
     def _acknowledge(self, position: int) -> None:
-        """All up to *position* was taken: said once a quarter of the window, and at the end, when the sandbox may forget it."""
+        """All up to *position* was taken: said once a quarter of the window, and at the end, so that the sandbox forgets it."""
         last = self.finished and self._told_end and self._can_be_found()
         if last or (self._end is None and position - self._acked >= self._window // 4):
             self._acked = position
-            self._notify("exec.ack", offset=position)
-
-    def _notify(self, method: str, **params: Any) -> None:
-        with contextlib.suppress(SandboxdError):  # a lost connection is noticed by whoever waits
-            if self._connection is not None:
-                self._connection.request(method, {"exec_id": self.exec_id, **params})
+            with contextlib.suppress(SandboxdError):  # a lost connection is noticed by whoever waits
+                if self._connection is not None:
+                    self._connection.request("exec.ack", {"exec_id": self.exec_id, "offset": position})
 
 
 class _Feed:

@@ -167,6 +167,9 @@ class Connection:
         except OSError as error:
             self.end(str(error))
             raise ConnectionLost(f"no connection to the daemon: {error}") from error
+        except BaseException:  # a signal's: who knows how much of the line is out
+            self.end("sending was interrupted")
+            raise
         if answered is not None:
             self._answers[number] = answered
         if sent < len(line):
@@ -238,6 +241,7 @@ class Connection:
                 events = dict(self._poll.poll(None if timeout is None else 1000 * timeout + 1))
             finally:
                 self._lock.acquire()
+                self._reading = False
             if self._woken.fileno() in events:
                 self._woken.recv(64)
             event = events.get(self._sock.fileno(), 0)
@@ -253,7 +257,6 @@ class Connection:
             reason = str(error) or repr(error)
         finally:
             # An interrupt (any exception may come from a signal) must not tear a message apart unseen.
-            self._reading = False
             if reason or not intact:
                 self.end(reason or "reading was interrupted")
             elif self.lost is not None:

@@ -18,7 +18,7 @@ from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, pl
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
 from tools.environments import file_sync
-from tools.environments.base import EnvironmentConnectionError, FileFetchError, set_activity_callback
+from tools.environments.base import BaseEnvironment, EnvironmentConnectionError, FileFetchError, set_activity_callback
 
 
 def make(provider: DeepInfraProvider, **options: Any) -> DeepInfraEnvironment:
@@ -392,6 +392,20 @@ def test_a_poller_gets_nothing_but_the_commands_own_output(shell: ShellDaemon, p
     assert shell.methods().count("sandbox.ensure") == ensured  # never started for a poll
     shell.stop()
     assert poll("kill -0 1; echo $?") == {"output": "", "returncode": 125}
+
+
+def test_a_poller_never_sees_an_exception(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = make(provider)
+
+    def no_threads_left(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(BaseEnvironment, "execute", no_threads_left)
+    assert on_thread("proc-poller-1", lambda: environment.execute("x")) == {"output": "", "returncode": 125}
+    with pytest.raises(RuntimeError):  # elsewhere hermes may try again: nothing was started
+        environment.execute("x")
 
 
 def test_cleanup_lets_go_or_terminates_by_its_cause(shell: ShellDaemon, provider: DeepInfraProvider) -> None:

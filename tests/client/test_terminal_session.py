@@ -172,6 +172,35 @@ def test_a_daemon_that_is_replaced_in_the_middle_is_only_a_delay(
     assert ok(environment, "wc -l < runs") == "1"
 
 
+def test_many_threads_and_daemons_that_come_and_go(hermes: DeepInfraProvider, again: Callable[..., None]) -> None:
+    environment = make(hermes)
+    wrong: list[Any] = []
+    until = time.monotonic() + 4
+
+    def work(number: int) -> None:
+        turn = 0
+        while time.monotonic() < until:
+            turn += 1
+            command = f"echo x >> ran_{number}_{turn}; seq {40 * turn}; sleep 0.1; echo end"
+            result = environment.execute(command, cwd="/workspace")
+            expected = "".join(f"{i}\n" for i in range(1, 40 * turn + 1)) + "end\n"
+            if (result["output"], result["returncode"]) != (expected, 0):
+                wrong.append(result)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for kill in (True, False, True):
+        time.sleep(0.7)
+        again(kill=kill)
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert ok(environment, "cat ran_* | wc -l; ls ran_* | wc -l", cwd="/workspace").split()[0] == ok(
+        environment, "ls ran_* | wc -l", cwd="/workspace"
+    )
+
+
 @in_pieces
 def test_input_goes_on_with_the_next_daemon(
     client: Client, daemon: Daemon, hermes: DeepInfraProvider, again: Callable[..., None]

@@ -35,7 +35,6 @@ METHODS = ROOT / "protocol" / "methods"
 in_pieces = pytest.mark.skipif(
     not (METHODS / "exec.stdin.json").exists(), reason="the daemon takes no input in pieces yet"
 )
-files = pytest.mark.skipif(not (METHODS / "fs.push.json").exists(), reason="the daemon synchronises no files yet")
 
 Message = dict[str, Any]
 NO_ANSWER = object()
@@ -317,9 +316,8 @@ class ShellDaemon(FakeDaemon):
         self.started: list[str] = []
         self.lose_answers = 0  # so many exec.start are done and not answered: the connection ends instead
         super().__init__(path)
-        self.capabilities = ["exec.attach"]
+        self.capabilities = ["exec.attach", "fs"]
         self.capabilities += ["exec.stdin"] if (METHODS / "exec.stdin.json").exists() else []
-        self.capabilities += ["fs"] if (METHODS / "fs.push.json").exists() else []
         self.on |= {
             "exec.start": self._start,
             "exec.attach": self._attach,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually, files, in_pieces
+from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually, in_pieces
 
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
@@ -473,7 +473,6 @@ def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@files
 def test_files_are_there_before_the_first_command_and_follow_the_host(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
 ) -> None:
@@ -489,7 +488,6 @@ def test_files_are_there_before_the_first_command_and_follow_the_host(
     assert file_sync.failures == []
 
 
-@files
 def test_what_the_sandbox_changed_comes_back_at_cleanup_if_it_runs(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
 ) -> None:
@@ -505,7 +503,6 @@ def test_what_the_sandbox_changed_comes_back_at_cleanup_if_it_runs(
     assert file_sync.failures == []
 
 
-@files
 def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
 ) -> None:
@@ -524,7 +521,6 @@ def test_a_daemon_that_synchronises_nothing_is_named(
     assert "9.9.9 does not synchronise files" in caplog.text
 
 
-@files
 def test_after_a_restart_the_files_are_offered_again(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
-from fake_daemon import ROOT, eventually, files, in_pieces
+from fake_daemon import ROOT, eventually, in_pieces
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from support.daemon import Daemon, find_binary  # noqa: E402
@@ -279,7 +279,6 @@ def test_the_idle_reaper_leaves_a_background_job_alone(
         eventually(lambda: [one["state"] for one in emulator.sandboxes()] == ["stopped"], "idle when the job has ended")
 
 
-@files
 def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, tmp_path: Path) -> None:
     home = Path(os.environ["HERMES_HOME"])
     skill, cached = home / "skills" / "s" / "SKILL.md", home / "cache" / "images" / "i.png"
@@ -287,7 +286,7 @@ def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, t
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
     environment = make(hermes)
-    listed = ok(environment, "cd .hermes && find . -type f | sort", cwd="/workspace").split("\n")
+    listed = ok(environment, "cd .hermes && find . -type f -name '[!.]*' | sort", cwd="/workspace").split("\n")
     assert listed == ["./cache/images/i.png", "./skills/s/SKILL.md"]
     ok(
         environment,

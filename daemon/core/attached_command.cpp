@@ -73,7 +73,9 @@ prepared_command build_attached(const command_spec& spec, const std::string& exe
     std::vector<std::string> args{spec.cwd.empty() ? "/workspace" : spec.cwd,
                                   spec.merge_output ? "1" : "0"};
 
-    if (!spec.stdin_data || spec.stdin_data->empty()) {
+    if (spec.stdin_open) {
+        args.insert(args.end(), {"file", upload_path("stdin", exec_id)});
+    } else if (!spec.stdin_data || spec.stdin_data->empty()) {
         args.insert(args.end(), {"none", ""});
     } else if (spec.stdin_data->size() <= inline_stdin) {
         args.insert(args.end(), {"text", base64_encode(*spec.stdin_data)});
@@ -88,17 +90,19 @@ prepared_command build_attached(const command_spec& spec, const std::string& exe
     for (const auto& [name, value] : spec.env) {
         args.push_back(name + "=" + value);
     }
-    if (!spec.script) {
+    if (!spec.script && !spec.script_size) {
         if (spec.argv.front().find('=') != std::string::npos) {
             args.insert(args.end(),
                         {"sh", "-c", "exec \"$@\"", "sh"}); // env would take it for a variable
         }
         args.insert(args.end(), spec.argv.begin(), spec.argv.end());
-    } else if (spec.script->size() <= max_argument) {
+    } else if (spec.script && spec.script->size() <= max_argument) {
         args.insert(args.end(), {"bash", spec.login ? "-lc" : "-c", *spec.script});
     } else {
         const std::string path = upload_path("script", exec_id);
-        built.uploads.push_back({path, *spec.script});
+        if (spec.script) {
+            built.uploads.push_back({path, *spec.script});
+        }
         args.insert(args.end(), {"bash", "-c", std::string(script_file_runner), "bash", path});
         if (spec.login) {
             args.push_back("-l");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,21 +18,26 @@ inline constexpr std::size_t max_argument =
     131'071; // bytes of one argv element: Linux' MAX_ARG_STRLEN less its NUL
 
 struct command_spec {
-    // Exactly one of the two is set. Bytes, without NUL.
+    // Exactly one of the three is set. Bytes, without NUL.
     std::vector<std::string> argv;
-    std::optional<std::string> script; // run by bash
-    bool login = false;                // the script's bash is a login shell
+    std::optional<std::string> script;        // run by bash
+    std::optional<std::uint64_t> script_size; // one of so many bytes that comes on its own, and is
+                                              // put at upload_path("script", ...) before the start
+    bool login = false;                       // the script's bash is a login shell
 
     std::string cwd; // empty: /workspace. One that is not there falls back to /workspace, with a
                      // notice on stderr
     std::vector<std::pair<std::string, std::string>> env; // on top of the sandbox's own
     std::optional<std::string> stdin_data; // nothing: /dev/null; empty: immediate end of file
+    bool stdin_open = false;               // it comes on its own instead
     bool merge_output = false;             // stderr goes where stdout goes
 };
 
 struct upload {
     std::string path; // in the sandbox, below /workspace
     std::string bytes;
+    int fd = -1; // else: the first `size` bytes of this file, which whoever made this keeps open
+    std::uint64_t size = 0;
 };
 
 struct prepared_command {

@@ -11,7 +11,6 @@ namespace sandboxd::core {
 namespace {
 
 constexpr std::string_view home = "/workspace/.deepinfra-sandboxd/";
-constexpr std::size_t inline_stdin = 64U << 10; // bytes; in base64 it still fits one argument
 
 // Every byte that JSON text cannot carry, and "%" itself, as %XX.
 std::string percent_encoded(std::string_view bytes) {
@@ -70,6 +69,8 @@ std::string command_digest(const command_spec& spec,
     }
     add_field(all, spec.stdin_data ? "stdin" : "");
     add_field(all, spec.stdin_data.value_or(""));
+    add_field(all, spec.stdin_open ? "open" : "");
+    add_field(all, spec.script_size ? std::to_string(*spec.script_size) : "");
     add_field(all, spec.merge_output ? "merge" : "");
     add_field(all, timeout ? std::to_string(timeout->count()) : "");
     return sha256_hex(all);
@@ -106,7 +107,9 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
     if (spec.merge_output) {
         argv.emplace_back("--merge");
     }
-    if (spec.stdin_data && spec.stdin_data->empty()) {
+    if (spec.stdin_open) {
+        add("--stdin", "open");
+    } else if (spec.stdin_data && spec.stdin_data->empty()) {
         add("--stdin", "empty");
     } else if (spec.stdin_data && spec.stdin_data->size() <= inline_stdin) {
         add("--stdin", "data:" + base64_encode(*spec.stdin_data));
@@ -119,19 +122,21 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
         add("--ack", id);
     }
     argv.emplace_back("--");
-    if (!spec.script) {
-        for (const std::string& each : spec.argv) {
-            argv.push_back(percent_encoded(each));
+    std::string script = spec.script ? percent_encoded(*spec.script) : "";
+    if (spec.script_size || script.size() > max_argument) {
+        const std::string path = upload_path("script", exec_id);
+        if (spec.script) {
+            built.uploads.push_back({path, *spec.script});
         }
-    } else if (std::string encoded = percent_encoded(*spec.script);
-               encoded.size() <= max_argument) {
-        argv.insert(argv.end(), {"bash", spec.login ? "-lc" : "-c", std::move(encoded)});
-    } else {
-        built.uploads.push_back({upload_path("script", exec_id), *spec.script});
-        argv.insert(argv.end(), {"bash", "-c", percent_encoded(script_file_runner), "bash",
-                                 built.uploads.back().path});
+        argv.insert(argv.end(), {"bash", "-c", percent_encoded(script_file_runner), "bash", path});
         if (spec.login) {
             argv.emplace_back("-l");
+        }
+    } else if (spec.script) {
+        argv.insert(argv.end(), {"bash", spec.login ? "-lc" : "-c", std::move(script)});
+    } else {
+        for (const std::string& each : spec.argv) {
+            argv.push_back(percent_encoded(each));
         }
     }
     check_lengths(argv);
@@ -153,6 +158,20 @@ std::vector<std::string> shim_follow(const std::string& shim, const std::string&
 std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,
                                           std::uint64_t pos) {
     return {shim, "ack", exec_id, std::to_string(pos)};
+}
+
+std::vector<std::string> shim_stdin(const std::string& shim, const std::string& exec_id,
+                                    std::uint64_t offset, const input_piece& piece) {
+    std::vector<std::string> argv{shim, "stdin", exec_id, std::to_string(offset)};
+    if (!piece.path.empty()) {
+        argv.insert(argv.end(), {"--file", percent_encoded(piece.path), "--unlink"});
+    } else if (!piece.bytes.empty()) {
+        argv.insert(argv.end(), {"--data", base64_encode(piece.bytes)});
+    }
+    if (piece.eof) {
+        argv.emplace_back("--eof");
+    }
+    return argv;
 }
 
 std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id,

@@ -13,6 +13,9 @@
 
 namespace sandboxd::core {
 
+inline constexpr std::size_t inline_stdin = 64U
+                                            << 10; // bytes; in base64 it still fits one argument
+
 // Where the shim of that hash lies in every sandbox: a name of its own for each build, as a running
 // binary cannot be overwritten.
 std::string shim_path(std::string_view hash);
@@ -44,6 +47,17 @@ std::vector<std::string> shim_follow(const std::string& shim, const std::string&
 // Output before `pos` is safe and may be forgotten.
 std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,
                                           std::uint64_t pos);
+
+// What comes at `offset` of the stdin of a command that was started with `stdin_open`. Neither
+// bytes nor path nor eof: only asks how far it has got, and waits until what was accepted is
+// written.
+struct input_piece {
+    std::string bytes; // at most inline_stdin
+    std::string path;  // instead: of a file in the sandbox, which goes once it was taken
+    bool eof = false;  // nothing comes after it
+};
+std::vector<std::string> shim_stdin(const std::string& shim, const std::string& exec_id,
+                                    std::uint64_t offset, const input_piece& piece);
 
 std::vector<std::string> shim_kill(const std::string& shim, const std::string& exec_id,
                                    kill_signal signal);

@@ -2,6 +2,7 @@
 
 #include "core/attached_command.hpp"
 #include "core/cloud_error.hpp"
+#include "exec/upload.hpp"
 
 #include <utility>
 
@@ -24,8 +25,7 @@ asio::awaitable<line_opened> attached_line::open() {
         co_return line_opened(*held);
     }
     for (const core::upload& each : command_.uploads) {
-        const auto put = account_.observe(
-            co_await account_.cloud().put_content(sandbox_id_, each.path, each.bytes));
+        const auto put = co_await put_upload(account_, sandbox_id_, each);
         if (!put.has_value()) {
             const cloud::failure failure = put.error();
             if (failure.effect_unknown()) {

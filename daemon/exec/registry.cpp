@@ -16,6 +16,7 @@ registry::registry(boost::asio::any_io_executor executor, sandbox::manager& mana
               account,
               shims_,
               options.limits,
+              options.state_dir,
               options.stop_if_unkillable,
               [this](const core::exec_record& record) { keep(record); }},
       shims_(executor, account), journal_(options.state_dir) {}

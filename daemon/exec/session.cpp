@@ -30,7 +30,8 @@ constexpr std::chrono::milliseconds no_slack{0};
 constexpr std::chrono::seconds longest_follow{
     1500}; // the shim leaves before the platform chooses what to end
 constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
-constexpr std::chrono::seconds stop_patience{60}; // for a sandbox to stop, to end a command in it
+constexpr std::chrono::minutes input_patience{10}; // for what must be there before a start
+constexpr std::chrono::seconds stop_patience{60};  // for a sandbox to stop, to end a command in it
 // A client that does not say that it has got the end may still have; the sandbox is not kept
 // waiting for it longer.
 constexpr std::chrono::minutes forget_after{10};
@@ -72,6 +73,9 @@ session::session(surroundings& around, request request)
     record_.timeout = request.timeout;
     record_.digest = core::command_digest(command_, record_.timeout);
     record_.at = unix_now();
+    if (command_.stdin_open || command_.script_size) {
+        make_input(command_.stdin_open);
+    }
 }
 
 session::session(surroundings& around, core::exec_record record)
@@ -90,6 +94,12 @@ session::session(surroundings& around, core::exec_record record)
         exit.error.emplace(error_name::shutting_down, exit.message);
         fsm_.restore(std::move(exit));
     }
+}
+
+void session::make_input(bool stdin_open) {
+    input_ = std::make_shared<command_input>(
+        command_input::parts{around_.executor, around_.account, around_.shims, id(),
+                             around_.state_dir, command_.script_size, stdin_open});
 }
 
 void session::start() {
@@ -245,6 +255,14 @@ asio::awaitable<void> session::acquire() {
                                             "run any more"}));
         co_return;
     }
+    if (input_) {
+        const bool there = co_await arrives(input_->script_complete());
+        if (!there) {
+            apply(fsm_.on_not_acquired(
+                {error_name::invalid_params, "the script that was announced did not arrive"}));
+            co_return;
+        }
+    }
     const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
         self->tell_progress(news);
     };
@@ -268,6 +286,32 @@ asio::awaitable<void> session::acquire() {
     }
 }
 
+asio::awaitable<bool> session::arrives(asio::awaitable<void> input) {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer patience(around_.executor, input_patience);
+    const auto first = co_await (std::move(input) || patience.async_wait(asio::use_awaitable));
+    co_return first.index() == 0;
+}
+
+asio::awaitable<input_answer> session::take_input(input_chunk chunk) {
+    const auto self = shared_from_this();
+    if (fsm_.done()) {
+        co_return input_answer{0, input_state::ended};
+    }
+    if (resumed_ && !input_) { // whether its stdin is open is known in its sandbox
+        make_input(true);
+        if (fsm_.running() || fsm_.ending()) {
+            input_->hand_over(sandbox_id(), std::nullopt);
+        }
+    }
+    if (!input_) {
+        throw rpc_error(error_name::invalid_params,
+                        "this command's input came with its request ('stdin_open' and "
+                        "'script_size' of exec.start); nothing was taken");
+    }
+    co_return co_await input_->take(std::move(chunk));
+}
+
 asio::awaitable<bool> session::acquire_again() {
     if (!lease_) {
         std::optional<sandbox::lease> held =
@@ -282,8 +326,16 @@ asio::awaitable<bool> session::acquire_again() {
 asio::awaitable<void> session::send() {
     for (;;) {
         std::optional<rpc_error> impossible;
+        if (input_ && around_.shims.unusable(sandbox_id())) {
+            const bool there = co_await arrives(input_->collect_stdin());
+            if (!there) {
+                impossible.emplace(error_name::invalid_params,
+                                   "in a sandbox that cannot run the shim a command's stdin must "
+                                   "be there as a whole before it starts, and it was not");
+            }
+        }
         try {
-            line_ = make_line();
+            line_ = impossible ? nullptr : make_line();
         } catch (const rpc_error& error) {
             impossible = error;
         }
@@ -301,6 +353,10 @@ asio::awaitable<void> session::send() {
         if (std::holds_alternative<line_open>(outcome)) {
             unless_open.leave_open();
             keep(core::exec_phase::heard);
+            if (input_ && !record_.attached) {
+                input_->hand_over(sandbox_id(), resumed_ ? std::optional<std::uint64_t>()
+                                                         : std::optional<std::uint64_t>(0));
+            }
             apply(fsm_.on_sent());
             co_return;
         }
@@ -327,7 +383,7 @@ std::shared_ptr<line> session::make_line() {
     if (around_.shims.unusable(sandbox_id())) {
         feeds_.front()->queue_.retain();
         return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
-                                               core::build_attached(command_, id()),
+                                               with_input(core::build_attached(command_, id())),
                                                server_timeout());
     }
     spool_ = around_.shims.share_of_spool(sandbox_id());
@@ -338,11 +394,20 @@ std::shared_ptr<line> session::make_line() {
     plan.cwd = command_.cwd;
     plan.longest = longest_connection();
     plan.spool = spool_.bytes();
-    plan.run = core::shim_run(around_.shims.path(), id(), command_, record_.timeout, plan.longest,
-                              around_.shims.take_told(sandbox_id()), plan.spool);
+    plan.run =
+        with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
+                                  plan.longest, around_.shims.take_told(sandbox_id()), plan.spool));
     plan.installed = around_.shims.installed(sandbox_id()) || !lease_.how().created;
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
                                        std::move(plan));
+}
+
+core::prepared_command session::with_input(core::prepared_command built) const {
+    if (input_) {
+        const std::vector<core::upload> files = input_->files();
+        built.uploads.insert(built.uploads.end(), files.begin(), files.end());
+    }
+    return built;
 }
 
 // To a command that was sent before.
@@ -441,6 +506,9 @@ void session::finish() {
     pause_.cancel();
     deadline_.cancel();
     linger_.cancel();
+    if (input_) {
+        input_->end();
+    }
     command_ = {}; // an ended command is remembered for a while, its input need not be
     const core::exec_exit& exit = fsm_.exit();
     record_.exit = exit;

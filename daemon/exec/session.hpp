@@ -15,6 +15,7 @@
 #include "core/exec_fsm.hpp"
 #include "core/exec_record.hpp"
 #include "exec/feed.hpp"
+#include "exec/input.hpp"
 #include "exec/line.hpp"
 #include "exec/shim_keeper.hpp"
 #include "sandbox/manager.hpp"
@@ -25,6 +26,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -61,7 +63,8 @@ struct surroundings {
     sandbox::account& account;
     shim_keeper& shims;
     core::exec_limits limits;
-    bool stop_if_unkillable = true; // the sandbox, when the processes in it cannot be ended
+    std::filesystem::path state_dir; // for input that comes in pieces
+    bool stop_if_unkillable = true;  // the sandbox, when the processes in it cannot be ended
     std::function<void(const core::exec_record&)> keep; // in the journal
 };
 
@@ -82,6 +85,8 @@ public:
     // follow softer ones.
     boost::asio::awaitable<cancel_outcome> cancel(core::kill_signal signal);
 
+    // A piece of its script or stdin; see exec/input.hpp.
+    boost::asio::awaitable<input_answer> take_input(input_chunk chunk);
     // A client has got everything, the exit too: what the sandbox keeps of it may go.
     void acknowledged_end(std::uint64_t pos);
 
@@ -123,6 +128,8 @@ private:
                void (session::*then)());
 
     boost::asio::awaitable<void> acquire();
+    boost::asio::awaitable<bool> arrives(boost::asio::awaitable<void> input); // in time
+    void make_input(bool stdin_open);
     boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     boost::asio::awaitable<void> send();
     boost::asio::awaitable<void> kill();
@@ -148,6 +155,7 @@ private:
     bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
 
     std::shared_ptr<line> make_line(); // of the kind that its sandbox allows
+    core::prepared_command with_input(core::prepared_command built) const;
     std::shared_ptr<line> line_from(std::uint64_t pos, bool attended);
     void tell_progress(const sandbox::progress& news);
     void forget();
@@ -166,6 +174,7 @@ private:
     core::exec_fsm fsm_;
     bool resumed_ = false;                     // an earlier daemon sent it
     bool doubtful_ = false;                    // ... or may not have
+    std::shared_ptr<command_input> input_;     // null: none comes in pieces, as far as is known
     std::vector<std::shared_ptr<feed>> feeds_; // the first one first
     sandbox::lease lease_;
     std::shared_ptr<line>

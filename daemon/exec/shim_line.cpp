@@ -1,6 +1,8 @@
 #include "exec/shim_line.hpp"
 
 #include "core/cloud_error.hpp"
+#include "exec/shim_call.hpp"
+#include "exec/upload.hpp"
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -21,31 +23,13 @@ namespace {
 using link = core::shim_link;
 
 constexpr std::chrono::seconds platform_cap{
-    1800};                                       // on one command (P); the shim leaves well before
-constexpr std::chrono::seconds helper_limit{30}; // for `shim kill` and `shim ack`
-constexpr std::chrono::seconds farewell{2};
+    1800}; // on one command (P); the shim leaves well before
 constexpr std::chrono::seconds tell_again{2};
 constexpr std::uint64_t spool_part = 4; // so much of the spool is acknowledged at a time
 
 std::chrono::milliseconds now() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now().time_since_epoch());
-}
-
-// The shim has said its last word and the platform is about to: reading that too gives the
-// connection back to the pool, where the next command finds it warm.
-asio::awaitable<void> read_to_the_end(asio::any_io_executor executor,
-                                      std::unique_ptr<cloud::exec_stream> stream) {
-    using namespace asio::experimental::awaitable_operators;
-    const auto rest = [&]() -> asio::awaitable<void> {
-        for (bool going_on = true; going_on;) {
-            const cloud::exec_event event = co_await stream->next();
-            going_on = std::holds_alternative<cloud::exec_output>(event) ||
-                       std::holds_alternative<cloud::exec_heartbeat>(event);
-        }
-    };
-    asio::steady_timer patience(executor, farewell);
-    co_await (rest() || patience.async_wait(asio::use_awaitable));
 }
 
 } // namespace
@@ -95,7 +79,7 @@ asio::awaitable<line_event> shim_line::next() {
 
 void shim_line::hang_up() noexcept {
     if (step_.what == link::action::ended && stream_) {
-        asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream_)), asio::detached);
+        read_to_the_end(executor_, std::move(stream_));
     }
     stream_.reset();
 }
@@ -141,8 +125,7 @@ asio::awaitable<link::step> shim_line::post(bool run) {
     }
     if (run) {
         for (const core::upload& each : plan_.run.uploads) {
-            const auto put = account_.observe(
-                co_await account_.cloud().put_content(plan_.sandbox_id, each.path, each.bytes));
+            const auto put = co_await put_upload(account_, plan_.sandbox_id, each);
             if (!put.has_value()) {
                 co_return link_.on_install_failed(now(), put.error());
             }
@@ -228,51 +211,29 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
 
 // Nothing: the shim did not say a word.
 asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_signal signal) {
-    auto sent = co_await account_.cloud().exec(
-        plan_.sandbox_id, core::shim_kill(keeper_.path(), plan_.exec_id, signal), helper_limit);
-    account_.observe(sent);
-    if (!sent.has_value()) {
-        const cloud::failure failure = sent.error();
-        if (failure.kind == cloud::failure_kind::conflict) {
-            co_return kill_outcome{}; // the sandbox does not run, so nothing in it does
-        }
-        co_return kill_outcome{failure.message};
+    const shim_reply reply =
+        co_await call_shim(executor_, account_, plan_.sandbox_id,
+                           core::shim_kill(keeper_.path(), plan_.exec_id, signal), "killed");
+    kill_outcome outcome;
+    if (reply.note && reply.note->name == "killed" && reply.note->text("confirmed") == "yes") {
+        outcome.reach = reply.note->text("was") == "unclaimed" ? core::kill_reach::before_start
+                                                               : core::kill_reach::for_good;
+    } else if (reply.note) {
+        outcome.why = reply.note->name == "killed"
+                          ? "some of them did not end"
+                          : "the shim failed: " + std::string(reply.note->text("name"));
+        outcome.unkillable = true;
+    } else if (reply.failure) {
+        // A sandbox that does not run has nothing running in it.
+        const bool stands = reply.failure->kind == cloud::failure_kind::conflict;
+        outcome.why = stands ? "" : reply.failure->message;
+    } else if (reply.spoke) {
+        outcome.why = "the shim did not say how the killing went";
+        outcome.unkillable = true;
+    } else {
+        co_return std::nullopt;
     }
-    std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    core::shim_parser parser;
-    for (;;) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
-            if (!output->is_stderr) {
-                parser.feed(output->text);
-            }
-            while (const std::optional<core::shim_frame> frame = parser.next()) {
-                const auto* note = std::get_if<core::shim_note>(&*frame);
-                if (note != nullptr && note->name == "killed") {
-                    asio::co_spawn(executor_, read_to_the_end(executor_, std::move(stream)),
-                                   asio::detached);
-                    if (note->text("confirmed") != "yes") {
-                        co_return kill_outcome{"some of them did not end", core::kill_reach::so_far,
-                                               true};
-                    }
-                    co_return kill_outcome{"", note->text("was") == "unclaimed"
-                                                   ? core::kill_reach::before_start
-                                                   : core::kill_reach::for_good};
-                }
-                if (note != nullptr && note->name == "error") {
-                    co_return kill_outcome{"the shim failed: " + std::string(note->text("name")),
-                                           core::kill_reach::so_far, true};
-                }
-            }
-        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            co_return kill_outcome{cut->why.message};
-        } else if (!std::holds_alternative<cloud::exec_heartbeat>(event)) {
-            if (parser.hello_seen()) {
-                co_return kill_outcome{"the shim did not say how the killing went"};
-            }
-            co_return std::nullopt;
-        }
-    }
+    co_return outcome;
 }
 
 // Rarely: only for commands that print more than the shim keeps does it matter when.
@@ -329,23 +290,10 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
 }
 
 asio::awaitable<bool> shim_line::send_acknowledgement(std::uint64_t pos) {
-    auto sent = co_await account_.cloud().exec(
-        plan_.sandbox_id, core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), helper_limit);
-    account_.observe(sent);
-    if (!sent.has_value()) {
-        co_return false;
-    }
-    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    for (;;) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return exited->returncode == 0;
-        }
-        if (!std::holds_alternative<cloud::exec_output>(event) &&
-            !std::holds_alternative<cloud::exec_heartbeat>(event)) {
-            co_return false;
-        }
-    }
+    const shim_reply reply =
+        co_await call_shim(executor_, account_, plan_.sandbox_id,
+                           core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), "acked");
+    co_return reply.note&& reply.note->name == "acked";
 }
 
 } // namespace sandboxd::exec

@@ -21,6 +21,7 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"exec.start", bind(exec_start)},
         {"exec.attach", bind(exec_attach)},
         {"exec.ack", bind(exec_ack)},
+        {"exec.stdin", bind(exec_stdin)},
         {"exec.cancel", bind(exec_cancel)},
         {"exec.list", bind(exec_list)},
         {"fs.push", bind(fs_push)},

@@ -66,6 +66,7 @@ boost::asio::awaitable<json::value> sandbox_terminate(call from, forced_selector
 boost::asio::awaitable<json::value> exec_start(call from, exec_start_params params);
 boost::asio::awaitable<json::value> exec_attach(call from, exec_attach_params params);
 boost::asio::awaitable<json::value> exec_ack(call from, exec_ack_params params);
+boost::asio::awaitable<json::value> exec_stdin(call from, exec_stdin_params params);
 boost::asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params);
 boost::asio::awaitable<json::value> exec_list(call from, exec_list_params params);
 // methods_fs.cpp

@@ -43,6 +43,12 @@ asio::awaitable<json::value> exec_ack(call from, exec_ack_params params) {
     co_return json::object{};
 }
 
+asio::awaitable<json::value> exec_stdin(call from, exec_stdin_params params) {
+    const std::shared_ptr<exec::session> session = from.parts.execs.find(params.exec_id);
+    const exec::input_answer answer = co_await session->take_input(std::move(params.chunk));
+    co_return json::object{{"accepted", answer.accepted}, {"state", to_string(answer.state)}};
+}
+
 asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params) {
     const exec::cancel_outcome outcome =
         co_await from.parts.execs.find(params.exec_id)->cancel(params.signal);

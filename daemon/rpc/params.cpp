@@ -1,5 +1,6 @@
 #include "rpc/params.hpp"
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "rpc/decode.hpp"
 
@@ -10,6 +11,8 @@ namespace sandboxd::rpc {
 namespace {
 
 constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t longest_script = 100 << 20; // bytes: what fs/content takes in one call (P)
+constexpr std::size_t longest_line = 1 << 20;
 
 sandbox::wanted wanted_from(fields& in) {
     sandbox::wanted want;
@@ -117,20 +120,28 @@ exec_start_params exec_start_params::from(const json::object& object) {
     exec::request& request = params.request;
     request.exec_id = in.exec_id();
     request.key = in.key("key");
-    if (in.has("argv") == in.has("script")) {
-        throw rpc_error(error_name::invalid_params,
-                        "exactly one of 'argv' and 'script' is needed; nothing was done");
+    if (in.has("argv") + in.has("script") + in.has("script_size") != 1) {
+        throw rpc_error(
+            error_name::invalid_params,
+            "exactly one of 'argv', 'script' and 'script_size' is needed; nothing was done");
     }
     core::command_spec& command = request.command;
+    if (const auto size = in.optional_integer("script_size", 1, longest_script)) {
+        command.script_size = static_cast<std::uint64_t>(*size);
+    }
     command.argv = in.optional_bytes_list("argv").value_or(std::vector<std::string>{});
     command.script = in.optional_bytes("script");
-    if (in.has("login") && !command.script) {
-        in.complain("login", "goes with 'script' only");
+    if (in.has("login") && in.has("argv")) {
+        in.complain("login", "goes with a script only");
     }
     command.login = in.flag("login", false);
     command.cwd = in.optional_bytes("cwd").value_or("");
     command.env = in.bytes_map("env");
     command.stdin_data = in.optional_bytes("stdin");
+    command.stdin_open = in.flag("stdin_open", false);
+    if (command.stdin_data && command.stdin_open) {
+        in.complain("stdin_open", "does not go with 'stdin'");
+    }
     command.merge_output = in.flag("merge_output", false);
     if (const std::optional<double> timeout = in.optional_number("timeout_s")) {
         if (!(*timeout > 0)) {
@@ -157,6 +168,31 @@ exec_ack_params exec_ack_params::from(const json::object& object) {
 exec_attach_params exec_attach_params::from(const json::object& object) {
     fields in(object);
     exec_attach_params params{in.exec_id(), offset_from(in), window_from(in)};
+    in.finish();
+    return params;
+}
+
+exec_stdin_params exec_stdin_params::from(const json::object& object) {
+    fields in(object);
+    exec_stdin_params params{in.exec_id(), {}};
+    const std::string stream = in.optional_text("stream", 1, 32).value_or("stdin");
+    if (stream != "stdin" && stream != "script") {
+        in.complain("stream", "is none of stdin, script");
+    }
+    params.chunk.script = stream == "script";
+    params.chunk.offset = static_cast<std::uint64_t>(in.integer("offset", 0, largest));
+    if (in.has("data") && in.has("data_b64")) {
+        in.complain("data_b64", "does not go with 'data'");
+    }
+    params.chunk.bytes = in.optional_text("data", 0, longest_line).value_or("");
+    if (const auto encoded = in.optional_text("data_b64", 0, longest_line)) {
+        const std::optional<std::string> decoded = base64_decode(*encoded);
+        if (!decoded) {
+            in.complain("data_b64", "is no base64");
+        }
+        params.chunk.bytes = *decoded;
+    }
+    params.chunk.eof = in.flag("eof", false);
     in.finish();
     return params;
 }

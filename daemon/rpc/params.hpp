@@ -81,6 +81,12 @@ struct exec_attach_params {
     static exec_attach_params from(const json::object& object);
 };
 
+struct exec_stdin_params {
+    std::string exec_id;
+    exec::input_chunk chunk;
+    static exec_stdin_params from(const json::object& object);
+};
+
 struct exec_cancel_params {
     std::string exec_id;
     core::kill_signal signal = core::kill_signal::kill;

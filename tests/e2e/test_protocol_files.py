@@ -19,7 +19,8 @@ from support.schema import PROTOCOL_DIR, Conversation, Direction, SchemaError, V
 # The whole of protocol 1. A method that is added or taken away is a change of the promise made to users.
 METHODS = {
     "account.set", "daemon.health", "daemon.ping", "daemon.status", "exec.ack", "exec.attach", "exec.cancel", "exec.exit", "exec.list",
-    "exec.output", "exec.start", "fs.delete", "fs.get", "fs.progress", "fs.pull", "fs.push", "fs.put", "hello", "plan.list", "rpc.discover", "sandbox.ensure", "sandbox.get", "sandbox.list",
+    "exec.output", "exec.start", "exec.stdin", "fs.delete", "fs.get", "fs.progress", "fs.pull", "fs.push", "fs.put", "hello", "plan.list",
+    "rpc.discover", "sandbox.ensure", "sandbox.get", "sandbox.list",
     "sandbox.progress", "sandbox.release", "sandbox.start", "sandbox.stop", "sandbox.terminate",
 }  # fmt: skip
 

@@ -227,6 +227,25 @@ TEST_CASE("shim command: the digest tells every field from every other") {
     CHECK(digests.size() == requests.size());
 }
 
+TEST_CASE("shim command: input that comes in pieces") {
+    CHECK(shim_stdin("/shim", "id", 5, {}) ==
+          std::vector<std::string>{"/shim", "stdin", "id", "5"});
+    CHECK(shim_stdin("/shim", "id", 5, {"abc", "", true}) ==
+          std::vector<std::string>{"/shim", "stdin", "id", "5", "--data", "YWJj", "--eof"});
+    CHECK(shim_stdin("/shim", "id", 5, {"", "/a%b", false}) ==
+          std::vector<std::string>{"/shim", "stdin", "id", "5", "--file", "/a%25b", "--unlink"});
+    command_spec spec;
+    spec.script_size = 7;
+    spec.stdin_open = true;
+    spec.login = true;
+    const prepared_command built = run(spec);
+    CHECK(built.uploads.empty()); // whoever has it puts it there
+    CHECK(option(built.argv, "--stdin") == "open");
+    CHECK(behind_dashes(built.argv).front() == "bash");
+    CHECK(built.argv.at(built.argv.size() - 2) == upload_path("script", "id"));
+    CHECK(built.argv.back() == "-l");
+}
+
 TEST_CASE("shim command: following, killing, acknowledging") {
     CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), true) ==
           std::vector<std::string>{"/shim", "follow", "id", "7", "--digest", "d", "--max-seconds",

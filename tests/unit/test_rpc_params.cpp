@@ -224,7 +224,7 @@ TEST_CASE("params: exec.start with everything") {
 TEST_CASE("params: exec.start needs exactly one of argv and script, and login goes with script") {
     for (const char* more : {"", R"(,"argv":["a"],"script":"b")"}) {
         CHECK(complaint<exec_start_params>(exec_with(more))
-                  .find("exactly one of 'argv' and 'script'") != std::string::npos);
+                  .find("exactly one of 'argv', 'script' and 'script_size'") != std::string::npos);
     }
     refuses<exec_start_params>("login", {exec_with(R"(,"argv":["a"],"login":true)"),
                                          exec_with(R"(,"argv":["a"],"login":false)"),
@@ -266,6 +266,29 @@ TEST_CASE("params: time-outs") {
         refuses<exec_start_params>(
             "timeout_s", {exec_with(R"(,"argv":["a"],"timeout_s":)" + std::string(text))});
     }
+}
+
+TEST_CASE("params: input that comes in pieces") {
+    CHECK(request_of(R"(,"script_size":5,"login":true,"stdin_open":true)").command.script_size ==
+          5);
+    CHECK(request_of(R"(,"argv":["a"],"stdin_open":true)").command.stdin_open);
+    refuses<exec_start_params>("stdin_open",
+                               {exec_with(R"(,"argv":["a"],"stdin":"","stdin_open":true)")});
+    refuses<exec_start_params>("script_size", {exec_with(R"(,"script_size":0)"),
+                                               exec_with(R"(,"script_size":104857601)")});
+    const exec::input_chunk chunk =
+        decoded<exec_stdin_params>(
+            R"({"exec_id":"e","stream":"script","offset":3,"data_b64":"/w==","eof":true})")
+            .chunk;
+    CHECK(chunk.script);
+    CHECK(chunk.offset == 3);
+    CHECK(chunk.bytes == "\xff");
+    CHECK(chunk.eof);
+    refuses<exec_stdin_params>("data_b64",
+                               {R"({"exec_id":"e","offset":0,"data_b64":"?"})",
+                                R"({"exec_id":"e","offset":0,"data":"a","data_b64":"YQ=="})"});
+    refuses<exec_stdin_params>("stream", {R"({"exec_id":"e","offset":0,"stream":"stdout"})"});
+    refuses<exec_stdin_params>("offset", {R"({"exec_id":"e"})", R"({"exec_id":"e","offset":-1})"});
 }
 
 TEST_CASE("params: windows") {

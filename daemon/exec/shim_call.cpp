@@ -1,0 +1,82 @@
+#include "exec/shim_call.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include <chrono>
+#include <utility>
+#include <variant>
+
+namespace sandboxd::exec {
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds call_limit{30}; // the platform's clock for it
+constexpr std::chrono::seconds farewell{2};
+
+bool goes_on(const cloud::exec_event& event) {
+    return std::holds_alternative<cloud::exec_output>(event) ||
+           std::holds_alternative<cloud::exec_heartbeat>(event);
+}
+
+asio::awaitable<void> read_rest(asio::any_io_executor executor,
+                                std::unique_ptr<cloud::exec_stream> stream) {
+    using namespace asio::experimental::awaitable_operators;
+    const auto rest = [&]() -> asio::awaitable<void> {
+        for (bool more = true; more;) {
+            const cloud::exec_event event = co_await stream->next();
+            more = goes_on(event);
+        }
+    };
+    asio::steady_timer patience(executor, farewell);
+    co_await (rest() || patience.async_wait(asio::use_awaitable));
+}
+
+} // namespace
+
+void read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
+    asio::co_spawn(executor, read_rest(executor, std::move(stream)), asio::detached);
+}
+
+asio::awaitable<shim_reply> call_shim(asio::any_io_executor executor, sandbox::account& account,
+                                      std::string sandbox_id, std::vector<std::string> argv,
+                                      std::string wanted) {
+    shim_reply reply;
+    auto sent = co_await account.cloud().exec(sandbox_id, std::move(argv), call_limit);
+    account.observe(sent);
+    if (!sent.has_value()) {
+        reply.failure = sent.error();
+        co_return reply;
+    }
+    std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    core::shim_parser parser;
+    for (;;) {
+        const cloud::exec_event event = co_await stream->next();
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+            reply.failure = cut->why;
+        }
+        if (!goes_on(event)) {
+            co_return reply;
+        }
+        const auto* output = std::get_if<cloud::exec_output>(&event);
+        if (output == nullptr || output->is_stderr) { // the shim says nothing there
+            continue;
+        }
+        parser.feed(output->text);
+        while (std::optional<core::shim_frame> frame = parser.next()) {
+            auto* note = std::get_if<core::shim_note>(&*frame);
+            if (note != nullptr && (note->name == wanted || note->name == "error")) {
+                reply.note = std::move(*note);
+                read_to_the_end(executor, std::move(stream));
+                co_return reply;
+            }
+        }
+        reply.spoke = parser.hello_seen();
+    }
+}
+
+} // namespace sandboxd::exec

@@ -1,0 +1,34 @@
+// A short call of the shim that answers with one frame: kill, stdin, ack.
+#pragma once
+
+#include "cloud/failure.hpp"
+#include "core/shim_frames.hpp"
+#include "sandbox/account.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sandboxd::exec {
+
+struct shim_reply {
+    std::optional<core::shim_note> note;   // the frame that was wanted, or an `error`
+    std::optional<cloud::failure> failure; // else: the request failed, or its stream was cut
+    bool spoke = false;                    // else: the shim has said something, but not that
+};
+
+// `wanted`: the frame's name.
+boost::asio::awaitable<shim_reply> call_shim(boost::asio::any_io_executor executor,
+                                             sandbox::account& account, std::string sandbox_id,
+                                             std::vector<std::string> argv, std::string wanted);
+
+// The shim has said its last word and the platform is about to: reading that too gives the
+// connection back to the pool, where the next command finds it warm. Goes on by itself.
+void read_to_the_end(boost::asio::any_io_executor executor,
+                     std::unique_ptr<cloud::exec_stream> stream);
+
+} // namespace sandboxd::exec

@@ -2,6 +2,7 @@
 
 #include "base/utf8.hpp"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -11,7 +12,7 @@ namespace {
 constexpr std::uint64_t every = 0x0101010101010101ULL;
 constexpr std::uint64_t high = 0x8080808080808080ULL;
 
-// Not zero exactly if one of the eight bytes is `c`.
+// Not zero exactly if one of the eight bytes is `c`; its lowest bit belongs to the first such byte.
 constexpr std::uint64_t where(std::uint64_t word, unsigned char c) noexcept {
     const std::uint64_t difference = word ^ (every * c);
     return (difference - every) & ~difference & high;
@@ -27,7 +28,11 @@ std::size_t next_special(std::string_view text, std::size_t at) noexcept {
     while (text.size() - at >= sizeof word) {
         std::memcpy(&word, text.data() + at, sizeof word);
         const std::uint64_t control = (word - every * 0x20) & ~word & high;
-        if ((where(word, '"') | where(word, '\\') | control) != 0) {
+        const std::uint64_t found = where(word, '"') | where(word, '\\') | control;
+        if (found != 0) {
+            if constexpr (std::endian::native == std::endian::little) {
+                return at + static_cast<std::size_t>(std::countr_zero(found)) / 8;
+            }
             break; // it is among these eight
         }
         at += sizeof word;

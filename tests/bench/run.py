@@ -12,6 +12,7 @@ import pathlib
 import sys
 import tempfile
 import time
+import traceback
 
 import bench_client  # noqa: F401
 import calls  # noqa: F401
@@ -44,8 +45,12 @@ def main() -> int:
     rows: list[Row] = []
     for name in options.figures or FIGURES:
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-            rows += FIGURES[name](Scene(pathlib.Path(directory), options.quick))
+        try:
+            with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+                rows += FIGURES[name](Scene(pathlib.Path(directory), options.quick))
+        except Exception as error:  # the others are told all the same
+            traceback.print_exc()
+            rows.append(Row(name, "-", f"not measured: {type(error).__name__}", False))
         print(f"{name}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
     print(table(rows))
     print(f"\n{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import random
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import Exit, Peer, b64
-from support.scenes import EXEC, appears, living, processes, workspace
+from support.scenes import EXEC, appears, living, pour, processes, workspace
 
 # Waits in a command until the test has broken the connections.
 GATE = "touch /workspace/up; until [ -e /workspace/go ]; do sleep 0.01; done; rm /workspace/up /workspace/go; "
@@ -161,6 +162,17 @@ def test_cases_6_and_7_a_cancel_of_one_command_alone(warm: Peer, emulator: Emula
     assert [one["state"] for one in living(emulator)] == ["running"]
 
 
+def test_case_6_a_client_that_goes_and_another_one_that_comes(warm: Peer, emulator: Emulator, daemon: Daemon) -> None:
+    """While nobody is there, the connections to the platform break as well."""
+    with daemon.peer() as first:
+        exec_id = first.start(script="echo one; " + GATE + "echo two; sleep 0.2; echo three; exit 5")
+        assert first.notification("exec.output", exec_id=exec_id)["data"] == "one\n"
+    broken_at_gate(emulator)
+    assert warm.call("exec.attach", {"exec_id": exec_id, "offset": 0})["attached"]
+    ended = warm.finish(exec_id)
+    assert (ended.returncode, ended.stdout) == (5, b"one\ntwo\nthree\n")
+
+
 @pytest.mark.parametrize("script, code, stdout", [
     ("cat <<EOF\nhello $((1+1))\nEOF", 0, b"hello 2\n"), ("true # c", 0, b""), ("set -euo pipefail; true", 0, b""), ("exit 3", 3, b""),
     ("exec true", 0, b""), ("trap 'echo bye' EXIT; echo hi", 0, b"hi\nbye\n")])
@@ -214,3 +226,18 @@ def test_case_10_a_script_of_any_size(warm: Peer, emulator: Emulator) -> None:
     assert (ended.stdout.split()[0].decode(), ended.returncode) == (expected, 6)
     assert lines(emulator) == 1
     assert emulator.count(EXEC) >= 3
+
+
+def test_case_10_megabytes_of_stdin_and_script(warm: Peer, emulator: Emulator) -> None:
+    """In pieces, while every sixth request is broken off in the middle of its work."""
+    data = random.Random(10).randbytes(5_000_000)
+    script = b"echo x >>/workspace/n; : <<'EOF'\n" + b"filling\r\n" * 500_000 + b"EOF\nsha256sum; exit 6"
+    for n in range(6):
+        emulator.fault({"act_then_drop": True}, method="PUT", skip=5 * n)
+        emulator.fault_exec({"cut_after_bytes": 200, "how": "rst"}, skip=5 * n)
+    exec_id = warm.start(script_size=len(script), stdin_open=True)
+    pour(warm, exec_id, script, stream="script")
+    pour(warm, exec_id, data)
+    ended = warm.finish(exec_id)
+    assert (ended.stdout.split()[0].decode(), ended.returncode) == (hashlib.sha256(data).hexdigest(), 6), ended.stderr
+    assert lines(emulator) == 1

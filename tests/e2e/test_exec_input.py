@@ -12,35 +12,14 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Exit, Peer, RpcFailure, b64
-from support.scenes import EXEC, processes, without_shim, workspace
-
-PIECE = 512 << 10  # bytes of one exec.stdin
-AHEAD = 8  # of them unanswered
-
+from support.scenes import AHEAD, EXEC, PIECE, piece, pour, processes, without_shim, workspace
 
 def opened(peer: Peer, *argv: str, **how: Any) -> str:
     return peer.start(*argv, stdin_open=True, **how)
 
 
-def piece(exec_id: str, offset: int, data: bytes, *, eof: bool = False, stream: str = "stdin") -> dict[str, Any]:
-    return {"exec_id": exec_id, "stream": stream, "offset": offset, "data_b64": b64(data)["b64"], "eof": eof}
-
-
 def give(peer: Peer, exec_id: str, offset: int, data: bytes, **how: Any) -> dict[str, Any]:
     return peer.call("exec.stdin", piece(exec_id, offset, data, **how))
-
-
-def pour(peer: Peer, exec_id: str, data: bytes, *, stream: str = "stdin") -> None:
-    """All of it, with as many pieces under way as may be."""
-    under_way: list[int | None] = []
-    for offset in range(0, len(data), PIECE):
-        if len(under_way) == AHEAD:
-            peer.result(under_way.pop(0))
-        chunk = data[offset:offset + PIECE]
-        under_way.append(peer.send("exec.stdin", piece(exec_id, offset, chunk, eof=offset + len(chunk) == len(data), stream=stream)))
-    for request in under_way:
-        last = peer.result(request)
-    assert last == {"accepted": len(data), "state": "eof"}
 
 
 @pytest.fixture(params=["shim", "attached"])

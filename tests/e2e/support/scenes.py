@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from support.emulator import Emulator, wait_until
+from support.rpc import Peer, b64
 
 EXEC = "POST /v1/sandboxes/{id}/exec"
 CREATE = "POST /v1/sandboxes"
@@ -14,6 +15,8 @@ STOP = "POST /v1/sandboxes/{id}/stop"
 RUNNER = "deepinfrad"  # what is left of its command line
 SHIM = "/.deepinfra-sandboxd/shim-"
 DELETE = "DELETE /v1/sandboxes/{id}"
+PIECE = 512 << 10  # bytes of one exec.stdin
+AHEAD = 8  # of them unanswered
 
 
 def living(emulator: Emulator) -> list[dict[str, Any]]:
@@ -50,3 +53,20 @@ def processes(emulator: Emulator) -> list[str]:
 def without_shim(emulator: Emulator) -> None:
     """The next sandbox cannot run the shim, as where /workspace is mounted noexec: its commands are of the attached form."""
     emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stderr": "sh: Permission denied\\n"}\n{"returncode": 126}\n'}})
+
+
+def piece(exec_id: str, offset: int, data: bytes, *, eof: bool = False, stream: str = "stdin") -> dict[str, Any]:
+    return {"exec_id": exec_id, "stream": stream, "offset": offset, "data_b64": b64(data)["b64"], "eof": eof}
+
+
+def pour(peer: Peer, exec_id: str, data: bytes, *, stream: str = "stdin") -> None:
+    """All of it, with as many pieces under way as may be."""
+    under_way: list[int | None] = []
+    for offset in range(0, len(data), PIECE):
+        if len(under_way) == AHEAD:
+            peer.result(under_way.pop(0))
+        chunk = data[offset:offset + PIECE]
+        under_way.append(peer.send("exec.stdin", piece(exec_id, offset, chunk, eof=offset + len(chunk) == len(data), stream=stream)))
+    for request in under_way:
+        last = peer.result(request)
+    assert last == {"accepted": len(data), "state": "eof"}

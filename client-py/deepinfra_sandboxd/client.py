@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Mapping, Sequence
 
 from . import daemon
-from .errors import ConnectionLost, DaemonNotRunning, NoAnswer, SandboxdError
+from .errors import ConnectionLost, DaemonNotRunning, NoAnswer, RpcError, SandboxdError
 from .execution import CompletedExec, Exec, bytes_value
 from .rpc import LOOK, RESTART_HINT, Connection, Hello, Json, Tick
 
 WINDOW = 1 << 20  # bytes of output in flight for one command; the protocol's own default
 INLINE = 1 << 17  # bytes of script or input that go with the request itself
-START_LIMIT = 15.0  # seconds that a daemon gets to listen after it was started here
+START_LIMIT = 8.0  # seconds that a daemon gets to listen after it was started here
 GRACE = 1.5  # seconds in which a daemon that was lost is expected back by itself
 ATTEMPTS = 5  # at a call whose connection is lost each time
 # Answered by the daemon itself; everything else may have to wait for the cloud.
@@ -102,20 +102,28 @@ class Client:
         """
         if timeout is None and method.startswith(_PROMPT):
             timeout = self.timeout
-        for attempt in range(ATTEMPTS):
-            call = _Call(self.connected(tick), self.lock)
+        until, lost = time.monotonic() + self.patience, 0
+        while True:
+            call, sent = _Call(self.connected(tick), self.lock), False
             try:
                 with self.lock:
                     call.connection.request(method, params or {}, call.answered)
-            except ConnectionLost:
-                continue  # nothing was sent
-            answer = call.wait(method, timeout, tick)
-            if isinstance(answer, ConnectionLost) and method not in _ONCE:
-                continue
-            if isinstance(answer, SandboxdError):
-                raise answer
-            return answer
-        raise ConnectionLost(f"the connection to the daemon was lost {ATTEMPTS} times during {method}")
+                sent = True
+                answer = call.wait(method, timeout, tick)
+            except ConnectionLost as error:
+                answer = error
+            if isinstance(answer, ConnectionLost):
+                lost += 1
+                again = lost < ATTEMPTS and not (sent and method in _ONCE)
+            else:  # a daemon that is just going says so, and its successor is asked
+                again = isinstance(answer, RpcError) and answer.name == "shutting_down" and time.monotonic() < until
+            if not again:
+                break
+            tick()
+            time.sleep(LOOK)
+        if isinstance(answer, SandboxdError):
+            raise answer
+        return answer
 
     def post(self, method: str, params: Json) -> bool:
         """Send a request if there is a connection, wait for nothing; False when there is none."""

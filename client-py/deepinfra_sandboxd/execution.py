@@ -81,7 +81,7 @@ class Exec:
         self._changed = threading.Condition(client.lock)
         self._connection: Connection | None = None
         self._instance: str | None = None  # the daemon that it was sent to
-        self._accepted = self._told_end = self._discarding = self._nudged = False
+        self._accepted = self._found_again = self._told_end = self._discarding = self._nudged = False
         self._chunks: deque[tuple[Chunk, int]] = deque()  # each with the position after it
         self._received = self._acked = int(params.get("offset", 0))  # bytes, both streams together
         self._unwanted: str | None = None  # the signal that is to end it
@@ -132,7 +132,11 @@ class Exec:
 
     def accepted(self, timeout: float) -> None:
         """Wait until the daemon has taken it; raises ``RpcError`` when it refuses and ``NoAnswer``."""
-        if not self._until(lambda: self._accepted or self._end is not None, time.monotonic() + timeout):
+
+        def answered() -> bool:  # an end that was told may be that of another command by this id
+            return self._accepted or self.refusal is not None or (self._end is not None and not self._told_end)
+
+        if not self._until(answered, time.monotonic() + timeout):
             raise NoAnswer(f"the daemon did not answer in {timeout} s; the command {self.exec_id} may be running")
         if self.refusal is not None:
             raise self.refusal
@@ -297,10 +301,10 @@ class Exec:
             end = ("lost", "unknown") if known else ("failed", "no")
             self._finish(*end, message=str(answer), hint=answer.hint, error=answer.name)
         elif not isinstance(answer, SandboxdError) and self._connection is not None:
-            self._accepted, self._tries = True, 0
+            self._found_again, self._accepted, self._tries = self._accepted, True, 0
             self._changed.notify_all()
             for feed in self._feeds if FEED in self._connection.hello.capabilities else ():
-                feed.begin(self._connection)
+                feed.go_on(self._connection, ask=self._found_again)
 
     def _can_be_found(self) -> bool:
         return self._connection is not None and REATTACH in self._connection.hello.capabilities
@@ -340,25 +344,21 @@ class _Feed:
             return {self._stream: bytes_value(self._data)}
         return {"stdin_open": True} if self._stream == "stdin" else {"script_size": len(self._data)}
 
-    def begin(self, connection: Connection) -> None:
-        """A daemon has taken the command; perhaps not the one that had the beginning of a script."""
-        if self._stream == "script":
-            self._offset = 0
-        self._go_on(connection)
-
-    def _go_on(self, connection: Connection) -> None:
-        end = self._offset + PIECE
-        params = {"exec_id": self._owner.exec_id, "stream": self._stream, "offset": self._offset}
-        piece = base64.b64encode(self._data[self._offset : end]).decode()
-        params |= {"data_b64": piece, "eof": end >= len(self._data)}
+    def go_on(self, connection: Connection, *, ask: bool) -> None:
+        """Send the next piece, and all others after it; or first *ask* a new daemon what it has."""
+        begin, end = self._offset, self._offset + PIECE
+        params: Json = {"exec_id": self._owner.exec_id, "stream": self._stream, "offset": 0}
+        if not ask:
+            piece = base64.b64encode(self._data[begin:end]).decode()
+            params |= {"offset": begin, "data_b64": piece, "eof": end >= len(self._data)}
 
         def answered(answer: Json | SandboxdError) -> None:
             if not isinstance(answer, SandboxdError):
                 self._offset = answer["accepted"]
                 if answer["state"] == "open":
-                    self._go_on(connection)
+                    self.go_on(connection, ask=False)
 
-        with contextlib.suppress(SandboxdError):  # a lost connection: it begins again with the next one
+        with contextlib.suppress(SandboxdError):  # a lost connection: it goes on with the next one
             connection.request("exec.stdin", params, answered)
 
 

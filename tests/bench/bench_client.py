@@ -96,6 +96,7 @@ def terminal(scene: Scene) -> list[Row]:
                 rows.append(Row('`execute("true")` adds to the bare request, no latency', "", f"{added:.1f} ms ({detail})", None))
         world.cloud.config(latency_ms=0)
         rows.append(at_most("a call returns after its command's end, commands under a second", 3, lateness(ours, scene.turns(30)), " ms"))
+        rows.append(at_most("an interrupt ends the command, from the user's word to the cancel", 20, interrupts(ours, scene.turns(20)), " ms"))
     return rows
 
 
@@ -122,3 +123,40 @@ def lateness(environment: Any, turns: int) -> float:
         late.append((time.perf_counter() - ended[-1]) * 1000)
     del environment._run_bash
     return median(late)
+
+
+def interrupts(environment: Any, turns: int) -> float:
+    """Milliseconds from the interrupt of a call to the kill of its command, the median."""
+    from tools import interrupt
+
+    killed: list[float] = []
+    spawn = environment._run_bash
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        handle = spawn(*arguments, **options)
+        kill = handle.kill
+
+        def noted() -> None:
+            killed.append(time.perf_counter())
+            kill()
+
+        handle.kill = noted
+        return handle
+
+    environment._run_bash = watched
+    thread = threading.get_ident()
+    taken = []
+    for turn in range(turns):
+        asked: list[float] = []
+
+        def ask() -> None:
+            asked.append(time.perf_counter())
+            interrupt.set_interrupt(True, thread)
+
+        threading.Timer(0.15 + turn % 7 / 300, ask).start()
+        environment.execute("sleep 5")
+        interrupt.set_interrupt(False, thread)
+        taken.append((killed[-1] - asked[0]) * 1000)
+        killed.clear()
+    del environment._run_bash
+    return median(taken)

@@ -28,13 +28,7 @@ from typing import Any, Callable
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-import pytest  # noqa: E402
 from support.schema import Validator  # noqa: E402
-
-METHODS = ROOT / "protocol" / "methods"
-in_pieces = pytest.mark.skipif(
-    not (METHODS / "exec.stdin.json").exists(), reason="the daemon takes no input in pieces yet"
-)
 
 Message = dict[str, Any]
 NO_ANSWER = object()
@@ -316,8 +310,7 @@ class ShellDaemon(FakeDaemon):
         self.started: list[str] = []
         self.lose_answers = 0  # so many exec.start are done and not answered: the connection ends instead
         super().__init__(path)
-        self.capabilities = ["exec.attach", "fs"]
-        self.capabilities += ["exec.stdin"] if (METHODS / "exec.stdin.json").exists() else []
+        self.capabilities = ["exec.attach", "exec.stdin", "fs"]
         self.on |= {
             "exec.start": self._start,
             "exec.attach": self._attach,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually, in_pieces
+from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
@@ -85,7 +85,6 @@ def test_one_ensure_one_start_and_one_word_that_all_was_taken(shell: ShellDaemon
     assert shell.methods()[before:] == ["sandbox.ensure", "exec.start", "exec.ack"]
 
 
-@in_pieces
 @pytest.mark.parametrize(
     "content",
     ["", "no newline", "crlf\r\n\0x", "\udcff\udc80 é\n" * 1000, "0123456789abcdef" * (5 << 16) + "end"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
-from fake_daemon import NO_ANSWER, FakeDaemon, Message, Peer, Refusal, ShellDaemon, eventually, in_pieces
+from fake_daemon import NO_ANSWER, FakeDaemon, Message, Peer, Refusal, ShellDaemon, eventually
 
 from deepinfra_sandboxd import Client, DaemonNotRunning, RpcError
 
@@ -191,7 +191,6 @@ def test_another_client_goes_on_with_a_command_by_its_id(shell: ShellDaemon, cli
     assert len(shell.started) == 1
 
 
-@in_pieces
 @pytest.mark.parametrize("cuts", [False, True])
 def test_input_of_any_size_arrives_byte_by_byte(shell: ShellDaemon, client: Client, cuts: bool) -> None:
     data = random.Random(2).randbytes(8 << 20)
@@ -205,7 +204,6 @@ def test_input_of_any_size_arrives_byte_by_byte(shell: ShellDaemon, client: Clie
     assert "stdin" not in shell.wait_for("exec.start")
 
 
-@in_pieces
 def test_a_script_of_any_size_runs(shell: ShellDaemon, client: Client) -> None:
     script = "# " + "x" * (3 << 20) + "\necho ran\n"
     assert client.run(script=script).stdout == b"ran\n"
@@ -231,6 +229,23 @@ def test_only_what_may_be_repeated_is_repeated(fake: FakeDaemon) -> None:
         assert client.call("daemon.ping") == {"novelty": "daemon.ping"}
         assert client.call("sandbox.ensure", ENSURE) == {"novelty": "sandbox.ensure"}
     assert fake.methods().count("sandbox.ensure") == 2
+
+
+def test_a_call_to_a_daemon_that_is_just_going_is_made_to_the_next_one(fake: FakeDaemon) -> None:
+    asked: list[Peer] = []
+
+    def ensure(peer: Peer, params: Message) -> Message:
+        asked.append(peer)
+        if len(asked) < 4:
+            raise Refusal("shutting_down", "going down")
+        return {}
+
+    fake.on["sandbox.ensure"] = ensure
+    with Client(str(fake.path), patience=5) as client:
+        assert client.call("sandbox.ensure", ENSURE) == {}
+    asked.clear()
+    with Client(str(fake.path), patience=0.01) as client, pytest.raises(RpcError, match="going down"):
+        client.call("sandbox.ensure", ENSURE)
 
 
 def test_many_threads_find_the_daemon_again_over_one_connection(shell: ShellDaemon, client: Client) -> None:

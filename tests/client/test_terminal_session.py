@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
-from fake_daemon import ROOT, eventually, in_pieces
+from fake_daemon import ROOT, eventually
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from support.daemon import Daemon, find_binary  # noqa: E402
@@ -117,7 +117,6 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
 
 
-@in_pieces
 @pytest.mark.parametrize("size", [0, 1, 131_073, 5_000_000])
 def test_a_file_of_any_size_is_written_through_stdin(hermes: DeepInfraProvider, size: int) -> None:
     environment = make(hermes)
@@ -201,7 +200,6 @@ def test_many_threads_and_daemons_that_come_and_go(hermes: DeepInfraProvider, ag
     )
 
 
-@in_pieces
 def test_input_goes_on_with_the_next_daemon(
     client: Client, daemon: Daemon, hermes: DeepInfraProvider, again: Callable[..., None]
 ) -> None:
@@ -215,7 +213,6 @@ def test_input_goes_on_with_the_next_daemon(
     assert result[0].stdout.split()[0].decode() == hashlib.sha256(data).hexdigest(), result[0]
 
 
-@in_pieces
 def test_a_script_of_any_size_runs(client: Client) -> None:
     done = client.run(script="# " + "x" * 3_000_000 + "\necho ran")
     assert (done.stdout, done.returncode) == (b"ran\n", 0)

@@ -58,7 +58,7 @@ class AsyncExec:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.sync.__exit__(None, None, None)
+        self.sync.__exit__()
 
     async def _nudged(self, wait: Callable[[], T]) -> T:
         try:

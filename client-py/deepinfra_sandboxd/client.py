@@ -11,13 +11,12 @@ import threading
 import time
 import uuid
 import weakref
-from types import TracebackType
 from typing import Any, Mapping, Sequence
 
 from . import daemon
-from .errors import ConnectionLost, DaemonNotRunning, NoAnswer, RpcError, SandboxdError
+from .errors import ConnectionLost, DaemonNotRunning, RpcError, SandboxdError
 from .execution import CompletedExec, Exec, bytes_value
-from .rpc import LOOK, RESTART_HINT, Connection, Hello, Json, Tick
+from .rpc import LOOK, Call, Connection, Hello, Json, Tick, no_tick
 
 WINDOW = 1 << 20  # bytes of output in flight for one command; the protocol's own default
 INLINE = 1 << 17  # bytes of script or input that go with the request itself
@@ -36,10 +35,6 @@ def key_value(key: Key) -> dict[str, str]:
     """*key* = (profile, task), or a mapping with these names."""
     profile, task = (key["profile"], key["task"]) if isinstance(key, Mapping) else key
     return {"profile": profile, "task": task}
-
-
-def _no_tick() -> None:
-    """Nothing to look for while waiting."""
 
 
 class Client:
@@ -70,9 +65,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -91,9 +84,7 @@ class Client:
         """Connect if need be. Raises ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer`` or ``Incompatible``."""
         return self.connected().hello
 
-    def call(
-        self, method: str, params: Json | None = None, timeout: float | None = None, tick: Tick = _no_tick
-    ) -> Json:
+    def call(self, method: str, params: Json | None = None, timeout: float | None = None, tick: Tick = no_tick) -> Json:
         """The result of one request, waiting at most *timeout* seconds (default: see the class).
 
         A request whose connection is lost is sent again if it may be. *tick* is called every 20 ms and
@@ -104,7 +95,7 @@ class Client:
             timeout = self.timeout
         until, lost = time.monotonic() + self.patience, 0
         while True:
-            call, sent = _Call(self.connected(tick), self.lock), False
+            call, sent = Call(self.connected(tick), self.lock), False
             try:
                 with self.lock:
                     call.connection.request(method, params or {}, call.answered)
@@ -154,7 +145,7 @@ class Client:
         try:
             return self.begin(execution)
         except BaseException:
-            execution.__exit__(None, None, None)  # its caller cannot
+            execution.__exit__()  # its caller cannot
             raise
 
     def attach(self, exec_id: str, *, offset: int = 0, window: int = WINDOW) -> Exec:
@@ -163,7 +154,7 @@ class Client:
 
     def begin(self, execution: Exec) -> Exec:
         """Send what ``prepare`` made and wait until it is accepted; raises as ``start``."""
-        execution.send(_no_tick)
+        execution.send(no_tick)
         execution.accepted(self.timeout + self.patience)
         return execution
 
@@ -210,7 +201,7 @@ class Client:
         hello = self.hello()
         hello.configured, hello.fingerprint = True, result.get("fingerprint")
 
-    def connected(self, tick: Tick = _no_tick) -> Connection:
+    def connected(self, tick: Tick = no_tick) -> Connection:
         """The live connection, made if need be; *tick* and errors as for ``call`` and ``hello``."""
         while (connection := self._connection) is None or connection.lost is not None:
             tick()
@@ -257,31 +248,6 @@ class Client:
         self._renew_locks()
         if connection is not None:
             connection.forget()
-
-
-class _Call:
-    """One request and its answer."""
-
-    def __init__(self, connection: Connection, lock: threading.Lock) -> None:
-        self.connection, self._changed = connection, threading.Condition(lock)
-        self._answer: Json | SandboxdError | None = None
-
-    def answered(self, answer: Json | SandboxdError) -> None:
-        self._answer = answer
-        self._changed.notify()
-
-    def wait(self, method: str, timeout: float | None, tick: Tick) -> Json | SandboxdError:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            look = None if tick is _no_tick else time.monotonic() + LOOK
-            with self._changed:
-                until = min(filter(None, (deadline, look)), default=None)
-                self.connection.wait(self._changed, lambda: self._answer is not None, until)
-            if self._answer is not None:
-                return self._answer
-            if deadline is not None and time.monotonic() >= deadline:
-                raise NoAnswer(f"the daemon did not answer {method} within {timeout} s", hint=RESTART_HINT)
-            tick()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -372,21 +372,18 @@ class DeepInfraEnvironment(BaseEnvironment):
         )
 
     def _push(self, files: list[tuple[str, str]]) -> None:
-        for begin in range(0, len(files), BATCH):
-            pairs = [
-                {"host": bytes_value(host), "remote": bytes_value(remote)}
-                for host, remote in files[begin : begin + BATCH]
-            ]
-            answer = self._client.call("fs.push", self._named | self._wanted | {"files": pairs}, tick=self._tick())
-            for skipped in answer.get("skipped", ())[:1]:
-                raise SandboxdError(f"not sent: {skipped['host']}: {skipped.get('text') or skipped['reason']}")
+        pairs = [{"host": bytes_value(host), "remote": bytes_value(remote)} for host, remote in files]
+        self._in_batches("fs.push", "files", pairs, self._wanted, "skipped")
 
     def _delete(self, remotes: list[str]) -> None:
-        for begin in range(0, len(remotes), BATCH):
-            names = [bytes_value(remote) for remote in remotes[begin : begin + BATCH]]
-            answer = self._client.call("fs.delete", self._named | {"remotes": names}, tick=self._tick())
-            for failed in answer.get("failed", ())[:1]:
-                raise SandboxdError(f"not deleted: {failed['remote']}: {failed.get('text')}")
+        self._in_batches("fs.delete", "remotes", [bytes_value(remote) for remote in remotes], {}, "failed")
+
+    def _in_batches(self, method: str, name: str, items: list[Any], more: Json, failures: str) -> None:
+        for begin in range(0, len(items), BATCH):
+            params = self._named | more | {name: items[begin : begin + BATCH]}
+            for one in self._client.call(method, params, tick=self._tick()).get(failures, ()):
+                text = one.get("text") or one.get("reason")
+                raise SandboxdError(f"{method}: {one.get('host', '')} {one['remote']}: {text}")
 
     def _pull(self, destination: Path) -> None:
         params = {"remote": CACHE_BASE, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from .errors import UPGRADE_HINT, ConnectionLost, NoAnswer, RpcError, SandboxdError
@@ -227,9 +226,7 @@ class Exec:
     def __enter__(self) -> Exec:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._end is None and self._instance is not None and not self.kill():
             with contextlib.suppress(SandboxdError):  # what interrupted the block may have cost the connection
                 self.cancel(timeout=5)

@@ -23,12 +23,15 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable
 
 from .errors import (
     START_HINT, UPGRADE_HINT, ConnectionLost, DaemonNotRunning, Incompatible, NoAnswer, RpcError,
     SandboxdError, TooLarge,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from .execution import Exec
 
 PROTOCOL = 1
 MAX_LINE = 1 << 20  # bytes of one message, newline included; both sides refuse more
@@ -37,19 +40,11 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 Json = dict[str, Any]
 Answered = Callable[[Json | SandboxdError], None]
 Tick = Callable[[], None]
+RESTART_HINT = "see: deepinfra-sandboxd status; restart it: systemctl --user restart deepinfra-sandboxd"
 
 
-class Receiver(Protocol):
-    """Takes what belongs to one exec, under the lock: must neither block nor raise."""
-
-    def on_output(self, params: Json) -> None:
-        ...
-
-    def on_exit(self, params: Json) -> None:
-        ...
-
-    def on_lost(self) -> None:
-        ...
+def no_tick() -> None:
+    """Nothing to look for while waiting."""
 
 
 @dataclass
@@ -76,8 +71,9 @@ class Connection:
         self._poll.register(self._woken, select.POLLIN)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answered] = {}
-        self.receivers: dict[str, Receiver] = {}
+        self.receivers: dict[str, Exec] = {}  # what belongs to these is handed to them under the lock
         self._unsent, self._received = bytearray(), bytearray()
+        self._space = memoryview(bytearray(1 << 18))
         self._heard = self._reading = False
         self._followers: list[threading.Condition] = []  # who waits while another thread reads
         self.lost: ConnectionLost | None = None
@@ -115,18 +111,12 @@ class Connection:
     def _greet(self, timeout: float, tick: Tick) -> None:
         from . import __version__
 
-        answers: list[Json | SandboxdError] = []
-        changed, deadline = threading.Condition(self._lock), time.monotonic() + timeout
         client = f"deepinfra_sandboxd/{__version__} python/{platform.python_version()}"
         span = {"min": max(1, PROTOCOL - 1), "max": PROTOCOL}
+        call = Call(self, self._lock)
         with self._lock:
-            self.request("hello", {"client": client, "protocol": span}, answers.append)
-            while not answers:
-                if time.monotonic() > deadline:
-                    raise NoAnswer(f"the daemon did not answer hello within {timeout} s", hint=RESTART_HINT)
-                tick()
-                self.wait(changed, lambda: bool(answers), min(deadline, time.monotonic() + LOOK))
-        answer = answers[0]
+            self.request("hello", {"client": client, "protocol": span}, call.answered)
+        answer = call.wait("hello", timeout, tick)
         if isinstance(answer, ConnectionLost) and not self._heard:
             raise answer  # it was just being stopped
         if isinstance(answer, ConnectionLost):
@@ -264,11 +254,11 @@ class Connection:
 
     def _take_in(self) -> str:
         """Dispatch all whole lines; why the connection has ended, or an empty text."""
-        chunk = self._sock.recv(1 << 16)
-        if not chunk:
+        size = self._sock.recv_into(self._space)
+        if size == 0:
             return "the daemon closed it"  # a torn last line is no message
         begin, scan, self._heard = 0, len(self._received), True
-        self._received += chunk
+        self._received += self._space[:size]
         while (end := self._received.find(b"\n", max(begin, scan))) >= 0:
             self._dispatch(json.loads(str(self._received[begin:end], "utf-8")))
             begin = end + 1
@@ -295,4 +285,27 @@ class Connection:
                 answered(message.get("result", {}) if error is None else RpcError(error))
 
 
-RESTART_HINT = "see: deepinfra-sandboxd status; restart it: systemctl --user restart deepinfra-sandboxd"
+class Call:
+    """One request and its answer."""
+
+    def __init__(self, connection: Connection, lock: threading.Lock) -> None:
+        self.connection, self._changed = connection, threading.Condition(lock)
+        self._answer: Json | SandboxdError | None = None
+
+    def answered(self, answer: Json | SandboxdError) -> None:
+        self._answer = answer
+        self._changed.notify()
+
+    def wait(self, method: str, timeout: float | None, tick: Tick) -> Json | SandboxdError:
+        """The answer; raises ``NoAnswer`` after *timeout* seconds, and whatever *tick* raises."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            look = None if tick is no_tick else time.monotonic() + LOOK
+            with self._changed:
+                until = min(filter(None, (deadline, look)), default=None)
+                self.connection.wait(self._changed, lambda: self._answer is not None, until)
+            if self._answer is not None:
+                return self._answer
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NoAnswer(f"the daemon did not answer {method} within {timeout} s", hint=RESTART_HINT)
+            tick()

@@ -509,7 +509,7 @@ def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
     good = shell.on["fs.push"]
     shell.on["fs.push"] = lambda peer, params: {**good(peer, params), "skipped": [skipped]}
     assert make(provider).execute("echo ran")["output"] == "ran\n"
-    assert file_sync.failures and "/h: permission denied" in file_sync.failures[0]
+    assert file_sync.failures and "/h /workspace/r: permission denied" in file_sync.failures[0]
 
 
 def test_a_daemon_that_synchronises_nothing_is_named(

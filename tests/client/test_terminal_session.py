@@ -404,6 +404,30 @@ def test_an_agent_that_was_killed_leaves_its_sandbox_to_the_next_one(
     assert len(emulator.sandboxes()) == 1
 
 
+def test_an_explicit_removal_spares_what_another_agent_holds(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    def left() -> int:
+        return sum(one["state"] != "deleted" for one in emulator.sandboxes())
+
+    environment = make(hermes)
+    other = agent("echo ready")
+    assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    environment.cleanup(force_remove=True)
+    assert left() == 1
+    other.communicate("", timeout=30)
+    ok(environment, "true")
+    eventually(lambda: [environment.cleanup(force_remove=True), left() == 0][1], "nobody else holds it")
+
+
+def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    environment = make(hermes, task_id="s1", container_config={"container_persistent": False})
+    ok(environment, "true")
+    environment.cleanup()
+    ok(environment, "true")
+    assert [one["state"] for one in emulator.sandboxes()] == ["running"]
+    hermes.end_session(session_id="s1", platform="cli", reason="done")
+    eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
+
+
 def test_profiles_and_tasks_have_sandboxes_of_their_own(
     hermes: DeepInfraProvider, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,9 +98,11 @@ int serve(const sys::settings& settings) {
     sandbox::manager manager(
         executor, account, store,
         {.instance = self.id,
+         .fresh_instance = self.fresh,
          .plan = settings.plan,
          .idle_stop = settings.idle_stop,
          .background_max = settings.background_max,
+         .orphan_grace = settings.orphan_grace,
          .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
          .slots = {.max_active = settings.max_active,
                    .evict_min_idle = settings.evict_min_idle,

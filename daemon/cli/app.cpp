@@ -19,7 +19,7 @@ const std::vector<group>& groups() {
     static const std::vector<group> all = {
         {"commands", {&exec_verb, &cancel_verb}},
         {"sandboxes", {&list_verb, &start_verb, &stop_verb, &terminate_verb, &plans_verb}},
-        {"the daemon", {&status_verb, &wait_verb}},
+        {"the daemon", {&status_verb, &doctor_verb, &wait_verb}},
     };
     return all;
 }

@@ -86,6 +86,7 @@ extern const verb start_verb;
 extern const verb stop_verb;
 extern const verb terminate_verb;
 extern const verb plans_verb;
+extern const verb doctor_verb;
 extern const verb wait_verb;
 
 } // namespace sandboxd::cli

@@ -90,6 +90,18 @@ bool is_made_by(const cloud::sandbox_info& info, std::string_view instance) {
     return tag_of(info, tag::owner) == tag::owner_value && tag_of(info, tag::instance) == instance;
 }
 
+bool is_made_for_key(const cloud::sandbox_info& info, const sandbox_key& key) {
+    return tag_of(info, tag::key) == key_digest(key);
+}
+
+bool is_ephemeral(const cloud::sandbox_info& info) {
+    return tag_of(info, tag::kind) == tag::kind_ephemeral;
+}
+
+std::string task_tag(const cloud::sandbox_info& info) {
+    return std::string(tag_of(info, tag::task));
+}
+
 bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance) {
     return is_made_by(info, instance) && !record.creation_id.empty() &&
@@ -99,11 +111,16 @@ bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
 std::map<std::string, std::string> tags_for(const sandbox_record& record,
                                             std::string_view instance) {
     const std::string task = record.key.task.substr(0, 128); // its last character may be cut
-    return {{std::string(tag::owner), std::string(tag::owner_value)},
-            {std::string(tag::instance), std::string(instance)},
-            {std::string(tag::key), key_digest(record.key)},
-            {std::string(tag::creation), creation_tag(record)},
-            {std::string(tag::task), task.substr(0, valid_utf8_prefix(task))}};
+    std::map<std::string, std::string> tags{
+        {std::string(tag::owner), std::string(tag::owner_value)},
+        {std::string(tag::instance), std::string(instance)},
+        {std::string(tag::key), key_digest(record.key)},
+        {std::string(tag::creation), creation_tag(record)},
+        {std::string(tag::task), task.substr(0, valid_utf8_prefix(task))}};
+    if (!record.persistent) {
+        tags.emplace(tag::kind, tag::kind_ephemeral);
+    }
+    return tags;
 }
 
 } // namespace sandboxd::core

@@ -43,6 +43,14 @@ struct open_doubt {
     std::int64_t since = 0; // unix seconds; 0: just now, the keeper of the record fills it in
 };
 
+// The client process that a one-session sandbox lives and dies with. A pid alone may be given to
+// another process, and after a reboot the start time too: hence the boot.
+struct owner_process {
+    int pid = 0; // 0: not known, for example in a pid namespace that we cannot see into
+    std::uint64_t start_time = 0;
+    std::string boot;
+};
+
 struct sandbox_record {
     sandbox_key key;
     bool persistent = true;
@@ -62,6 +70,8 @@ struct sandbox_record {
     // and everything outside /workspace.
     std::uint64_t generation = 0;
     std::int64_t created_at = 0; // unix seconds, as the cloud says; 0: not known
+    owner_process owner;         // of a one-session sandbox
+    bool owner_gone = false;     // it has let go, or its process has ended: never to be used again
     bool state_lost = false;     // the sandbox known before is gone, and nobody has been told yet
     std::vector<open_doubt> doubts; // oldest first
 };
@@ -75,6 +85,8 @@ inline constexpr std::string_view instance = "sandboxd_instance";
 inline constexpr std::string_view key = "sandboxd_key";           // digest of the key
 inline constexpr std::string_view creation = "sandboxd_creation"; // "<creation_id>.<attempt>"
 inline constexpr std::string_view task = "hermes_task_id";
+inline constexpr std::string_view kind = "sandboxd_kind"; // = kind_ephemeral, or absent
+inline constexpr std::string_view kind_ephemeral = "ephemeral";
 } // namespace tag
 
 // Injective: no two keys share it, whatever characters they hold.
@@ -86,6 +98,9 @@ std::map<std::string, std::string> tags_for(const sandbox_record& record,
 // Proofs of ownership, by tags alone. Made by this daemon; and made for this very intent, by any of
 // its attempts (an earlier one may turn up late).
 bool is_made_by(const cloud::sandbox_info& info, std::string_view instance);
+bool is_made_for_key(const cloud::sandbox_info& info, const sandbox_key& key);
+bool is_ephemeral(const cloud::sandbox_info& info);
+std::string task_tag(const cloud::sandbox_info& info); // for people
 bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance);
 

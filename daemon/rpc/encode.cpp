@@ -43,6 +43,18 @@ json::object encode(const sandbox::view& shown) {
             {"holders", shown.holders}};
 }
 
+json::object encode(const sandbox::orphan& lost) {
+    const cloud::sandbox_info& info = lost.info;
+    return {
+        {"id", info.id},
+        {"state", core::to_string(core::life_state_of(info.state))},
+        {"plan", info.plan},
+        {"task", core::task_tag(info)},
+        {"key", lost.key ? json::value(encode(*lost.key)) : json::value(nullptr)},
+        {"persistent", !core::is_ephemeral(info)},
+        {"created_at", info.created_at == 0 ? json::value(nullptr) : json::value(info.created_at)}};
+}
+
 json::object encode(const cloud::plan_info& plan) {
     return {{"id", plan.id},
             {"vcpu", plan.vcpu},

@@ -38,6 +38,13 @@ json::array health_items(const services& parts) {
                 " for one of " + std::to_string(parts.max_active) + " active ones to stop.",
             info(error_name::cap_reached).hint);
     }
+    if (const std::size_t lost = parts.manager.orphans().size(); lost != 0) {
+        add(warnings, "orphans", "warning",
+            std::to_string(lost) +
+                (lost == 1 ? " sandbox was made by this daemon, and no record of it is left."
+                           : " sandboxes were made by this daemon, and no record of them is left."),
+            "deepinfra-sandboxd doctor tells what can be done; with --fix it does that");
+    }
     for (const std::string& text : parts.complaints) {
         add(warnings, "state_damaged", "warning", text,
             "Compare with your DeepInfra dashboard; delete the kept file once nothing in it is "

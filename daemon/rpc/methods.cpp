@@ -18,6 +18,8 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"sandbox.start", bind(sandbox_start)},
         {"sandbox.stop", bind(sandbox_stop)},
         {"sandbox.terminate", bind(sandbox_terminate)},
+        {"orphan.adopt", bind(orphan_adopt)},
+        {"orphan.terminate", bind(orphan_terminate)},
         {"exec.start", bind(exec_start)},
         {"exec.attach", bind(exec_attach)},
         {"exec.ack", bind(exec_ack)},

@@ -60,6 +60,10 @@ asio::awaitable<json::value> daemon_status(call from, no_params) {
     for (const sandbox::view& shown : parts.manager.list()) {
         sandboxes.push_back(encode(shown));
     }
+    json::array orphans;
+    for (const sandbox::orphan& lost : parts.manager.orphans()) {
+        orphans.push_back(encode(lost));
+    }
     co_return json::object{
         {"daemon", json::object{{"version", sys::version()},
                                 {"pid", ::getpid()},
@@ -76,6 +80,7 @@ asio::awaitable<json::value> daemon_status(call from, no_params) {
                       {"active", parts.manager.reconciled() ? json::value(parts.manager.active())
                                                             : json::value(nullptr)}}},
         {"sandboxes", std::move(sandboxes)},
+        {"orphans", std::move(orphans)},
         {"health", health_items(parts)},
         {"counters", json::object{{"http_requests", parts.account.cloud().requests()},
                                   {"execs", parts.execs.started()},

@@ -15,6 +15,7 @@ asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
     from.parts.account.require_configured();
     const std::string id = params.request.exec_id;
     from.parts.manager.hold(params.request.key, from.from->peer());
+    params.request.want.client = from.from->peer();
     const exec::registry::start_outcome outcome = from.parts.execs.start(
         std::move(params.request),
         {from.from, params.offset, params.window, from.from->feed_of(id)}, params.resume);

@@ -97,4 +97,15 @@ asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params
     co_return json::object{{"sandbox_id", id}};
 }
 
+asio::awaitable<json::value> orphan_adopt(call from, adopt_params params) {
+    sandbox::manager& manager = from.parts.manager;
+    co_await manager.adopt_orphan(params.id, params.key);
+    co_return json::object{{"sandbox", encode(manager.get({params.key, {}}))}};
+}
+
+asio::awaitable<json::value> orphan_terminate(call from, orphan_params params) {
+    co_await from.parts.manager.terminate_orphan(params.id);
+    co_return json::object{{"sandbox_id", params.id}};
+}
+
 } // namespace sandboxd::rpc

@@ -114,6 +114,20 @@ forced_selector_params forced_selector_params::from(const json::object& object) 
     return params;
 }
 
+orphan_params orphan_params::from(const json::object& object) {
+    fields in(object);
+    orphan_params params{in.text("id", 1, 256)};
+    in.finish();
+    return params;
+}
+
+adopt_params adopt_params::from(const json::object& object) {
+    fields in(object);
+    adopt_params params{in.text("id", 1, 256), in.key("key")};
+    in.finish();
+    return params;
+}
+
 exec_start_params exec_start_params::from(const json::object& object) {
     fields in(object);
     exec_start_params params;

@@ -60,6 +60,17 @@ struct forced_selector_params {
     static forced_selector_params from(const json::object& object);
 };
 
+struct orphan_params {
+    std::string id;
+    static orphan_params from(const json::object& object);
+};
+
+struct adopt_params {
+    std::string id;
+    core::sandbox_key key;
+    static adopt_params from(const json::object& object);
+};
+
 struct exec_start_params {
     exec::request request;
     std::uint64_t offset = 0; // to attach from, if the id is known

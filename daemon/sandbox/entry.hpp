@@ -21,6 +21,7 @@ struct operation {
     int askers = 0;                      // who wait for it
     core::slot_queue::ticket ticket = 0; // while it waits for a place or uses one; 0: neither
     enum class place { none, waiting, granted, timed_out } slot = place::none;
+    bool idle = false; // of a shut-down: nobody asked for it, it was idle
     bool done = false;
     std::optional<rpc_error> error;
     ensured outcome;
@@ -46,6 +47,7 @@ public:
     std::chrono::milliseconds work_told{0};                  // awake clock
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
+    std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
     condition changed; // the operation moved on or ended, a lease went
 };
 

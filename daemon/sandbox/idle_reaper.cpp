@@ -56,8 +56,10 @@ asio::awaitable<void> manager::reap() {
 
 void manager::stop_idle(const core::sandbox_key& key, const std::string& why) {
     const std::shared_ptr<entry> each = entry_for(key);
-    spdlog::info("{}: {}, stopping it", describe(key), why);
-    begin(each, operation_kind::stop, {});
+    // One that is never resumed is of no use stopped.
+    const bool resumable = each->record.persistent;
+    spdlog::info("{}: {}, {} it", describe(key), why, resumable ? "stopping" : "deleting");
+    begin(each, resumable ? operation_kind::stop : operation_kind::terminate, {})->idle = true;
 }
 
 void manager::ask_inside(const core::sandbox_key& key) {

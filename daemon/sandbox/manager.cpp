@@ -49,7 +49,7 @@ manager::manager(asio::any_io_executor executor, account& account, store::state_
                  manager_options options)
     : executor_(executor), account_(account), store_(store), options_(std::move(options)),
       pulse_(std::make_shared<pulse>(executor, tick())), places_(options_.slots),
-      reconcile_wanted_(executor) {}
+      reconcile_wanted_(executor), boot_(sys::boot_id()) {}
 
 manager::~manager() = default;
 
@@ -129,11 +129,16 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
                                          std::optional<sys::process_identity> holder) {
     if (holder) {
         hold(key, *holder);
+        want.client = holder;
     }
     for (;;) {
         // Looked up each time: the entry of a one-session sandbox goes with it.
         const std::shared_ptr<entry> each = entry_for(key);
         check_account(*each);
+        if (!clear_the_way(each, want)) {
+            co_await wait_for(each, each->current, on_progress, want.still_there);
+            continue;
+        }
         if (const std::shared_ptr<operation> op = each->current) {
             co_await wait_for(each, op, on_progress, want.still_there);
             if (op->kind != operation_kind::bring_up) {
@@ -298,6 +303,11 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
     const std::shared_ptr<entry> each = found->second;
     each->holders.erase(holder);
     result.holders = count_holders(*each);
+    if (!each->record.persistent && each->record.owner.pid == holder.pid &&
+        each->record.owner.start_time == holder.start_time) {
+        each->record.owner_gone = true;
+        mode = release_mode::terminate; // its session is over
+    }
     const core::life_state state = each->record.state;
     const bool nothing_to_do =
         state == core::life_state::absent ||
@@ -306,7 +316,7 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
         result.action = mode == release_mode::keep ? release_action::kept : release_action::none;
         co_return result;
     }
-    if (result.holders != 0 || !each->leases.empty()) {
+    if (result.holders != 0 || (!each->leases.empty() && !each->record.owner_gone)) {
         result.action = release_action::kept;
         result.message =
             result.holders != 0
@@ -315,7 +325,8 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
         co_return result;
     }
     co_await shut_down(
-        each, mode == release_mode::stop ? operation_kind::stop : operation_kind::terminate, false);
+        each, mode == release_mode::stop ? operation_kind::stop : operation_kind::terminate,
+        each->record.owner_gone);
     result.action =
         mode == release_mode::stop ? release_action::stopped : release_action::terminated;
     co_return result;

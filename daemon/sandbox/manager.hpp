@@ -40,10 +40,12 @@
 namespace sandboxd::sandbox {
 
 struct manager_options {
-    std::string instance; // of this daemon, see store/instance.hpp
-    std::string plan;     // for new sandboxes whose asker names none; empty: the platform's default
+    std::string instance;        // of this daemon, see store/instance.hpp
+    bool fresh_instance = false; // made just now: nothing can be its own yet
+    std::string plan; // for new sandboxes whose asker names none; empty: the platform's default
     std::chrono::milliseconds idle_stop{300'000};
     std::chrono::milliseconds background_max{1'800'000};
+    std::chrono::milliseconds orphan_grace{60'000};
     std::chrono::seconds server_timeout{3600};
     core::slot_limits slots;
 };
@@ -52,6 +54,8 @@ struct manager_options {
 struct wanted {
     bool persistent = true;
     std::string plan; // empty: manager_options::plan
+    // Who asks, if it is known: a one-session sandbox belongs to the process it was made for.
+    std::optional<sys::process_identity> client;
     // Whether the asker would still hear the answer; empty: yes. One that would not leaves the
     // queue for a place.
     std::function<bool()> still_there;
@@ -78,6 +82,12 @@ struct view {
     std::vector<std::string> running;              // exec ids
     std::string awake_because;                     // empty when not running
     std::size_t holders = 0;
+};
+
+// A sandbox that carries this daemon's tags although no record knows it: the state was lost.
+struct orphan {
+    cloud::sandbox_info info;
+    std::optional<core::sandbox_key> key; // if it is one that this daemon can think of
 };
 
 // Whose sandbox: a key, or the cloud's id of one that a record knows.
@@ -176,6 +186,12 @@ public:
     std::uint64_t generation(const core::sandbox_key& key) const;
     std::vector<view> list();
     int active() const;
+    // Made by this daemon, and unknown to it: what the last listing showed.
+    std::vector<orphan> orphans() const;
+    // Takes an orphan for the sandbox of a key, which must be the one it was made for.
+    boost::asio::awaitable<void> adopt_orphan(std::string id, core::sandbox_key key);
+    boost::asio::awaitable<void> terminate_orphan(std::string id);
+
     std::size_t queued() const noexcept { return places_.waiting(); }
     const manager_options& options() const noexcept { return options_; }
     // What a person should look at: records of another account, a reconcile that does not succeed.
@@ -204,12 +220,26 @@ private:
     boost::asio::awaitable<void> save_or_complain();
     boost::asio::awaitable<bool> reconcile();
     boost::asio::awaitable<void> reconcile_until_done();
-    void apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
+    void note_others(const std::vector<cloud::sandbox_info>& listing);
+    boost::asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> list_all();
+    cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
+    void delete_late(const cloud::sandbox_info& seen);
+    bool doubts_open() const;
+    std::int64_t cloud_time() const; // unix seconds
+    bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
+    void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
+    void apply_state(entry& each, const cloud::sandbox_info& seen);
     void rebind(entry& each, const std::vector<cloud::sandbox_info>& listing);
     boost::asio::awaitable<void> reap();
     void stop_idle(const core::sandbox_key& key, const std::string& why);
     void ask_inside(const core::sandbox_key& key);
     boost::asio::awaitable<void> keep_awake();
+
+    // ephemeral.cpp: one-session sandboxes and the processes they belong to.
+    boost::asio::awaitable<void> mind_owners();
+    bool owner_lives(const core::sandbox_record& record) const;
+    bool clear_the_way(const std::shared_ptr<entry>& each, const wanted& want); // throws
+    void adopt_owner(core::sandbox_record& record, const wanted& want) const;
 
     // slots.cpp: places among the active sandboxes.
     boost::asio::awaitable<void> tend_queue();
@@ -240,6 +270,11 @@ private:
     background_probe* probe_ = nullptr;
     condition reconcile_wanted_;
     bool reconciled_ = false;
+    bool listed_once_ = false;
+    std::vector<cloud::sandbox_info> orphans_;
+    std::set<std::string> being_deleted_; // late creations, by id
+    int others_active_ = 0;               // as the last listing showed
+    std::string boot_;                    // of the machine
     std::string reconcile_trouble_;
 };
 

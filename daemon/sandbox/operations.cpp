@@ -4,6 +4,7 @@
 #include "core/shut_down_fsm.hpp"
 
 #include "base/id.hpp"
+#include "core/listing_review.hpp"
 #include "sandbox/entry.hpp"
 #include "sandbox/manager.hpp"
 
@@ -13,12 +14,22 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <exception>
 
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
 
 namespace {
+
+// What was deleted and shows again all the same is deleted again.
+void note_late(core::sandbox_record& record) {
+    if (!record.creation_id.empty() &&
+        std::none_of(record.doubts.begin(), record.doubts.end(),
+                     [&](const auto& each) { return each.creation_id == record.creation_id; })) {
+        record.doubts.push_back({record.creation_id, 0});
+    }
+}
 
 asio::awaitable<void> pause(const asio::any_io_executor& executor,
                             std::chrono::milliseconds delay) {
@@ -73,20 +84,22 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
         places_.on_freed(now());
     }
     pulse_->activity.notify_all();
-    const bool forgotten = each->record.state == core::life_state::absent &&
-                           !each->record.create_pending && !each->record.persistent;
+    const core::sandbox_record& record = each->record;
+    const bool forgotten = record.state == core::life_state::absent && !record.create_pending &&
+                           !record.persistent && !record.state_lost && record.doubts.empty();
     if (forgotten) {
         // A lasting key keeps its generation, which must never be given twice; a one-session key
         // never comes again.
-        entries_.erase(each->record.key);
+        entries_.erase(record.key);
     }
 }
 
 asio::awaitable<void> manager::save() {
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
+        core::age_doubts(each->record, cloud_time());
         if (each->record.generation != 0 || !each->record.sandbox_id.empty() ||
-            each->record.create_pending) {
+            each->record.create_pending || !each->record.doubts.empty()) {
             records.push_back(each->record);
         }
     }
@@ -109,12 +122,12 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
     core::sandbox_record& record = each->record;
     if (record.sandbox_id.empty() && !record.create_pending) {
         record.persistent = op->want.persistent;
+        adopt_owner(record, op->want);
         record.plan = op->want.plan.empty() ? options_.plan : op->want.plan;
         record.base_url = account_.base_url();
         record.fingerprint = account_.fingerprint();
     }
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
-    const auto list_all = [](cloud::client& on) { return on.list(); };
     const auto start = [&record](cloud::client& on) { return on.start(record.sandbox_id); };
     const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     const auto create = [&record, this](cloud::client& on) {
@@ -157,7 +170,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::list: {
-            const auto listed = co_await account_.ask(list_all);
+            const auto listed = co_await list_all();
             step = machine.on_list(now(), listed);
             break;
         }
@@ -213,7 +226,6 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
     }
     const bool stopping = op->kind == operation_kind::stop;
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
-    const auto list_all = [](cloud::client& on) { return on.list(); };
     const auto stop = [&record](cloud::client& on) { return on.stop(record.sandbox_id); };
     const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     op->doing = stopping ? "stopping the sandbox" : "deleting the sandbox";
@@ -227,7 +239,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             break;
         }
         case action::list: {
-            const auto listed = co_await account_.ask(list_all);
+            const auto listed = co_await list_all();
             step = machine.on_list(now(), listed);
             break;
         }
@@ -251,7 +263,11 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             [[fallthrough]];
         case action::done:
             if (record.state == core::life_state::absent) {
-                record.state_lost = stopping; // otherwise it was meant to go
+                // Told to whoever comes next, unless it was meant to go.
+                record.state_lost = stopping || (op->idle && !record.owner_gone);
+                if (!stopping) {
+                    note_late(record);
+                }
             }
             co_await save_or_complain();
             co_return;

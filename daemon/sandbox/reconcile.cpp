@@ -1,9 +1,11 @@
 // Comparing what the records say with what the cloud says: at the start, and when asked to.
 //
-// One listing serves all records. A failed one changes nothing and is tried again. A record that
-// somebody works on is left to that somebody.
+// One listing serves all records; only for what it does not show the platform is asked by id. A
+// failed question changes nothing and is asked again. A record that somebody works on is left to
+// that somebody.
 #include "core/backoff.hpp"
 #include "core/cloud_error.hpp"
+#include "core/listing_review.hpp"
 #include "sandbox/entry.hpp"
 #include "sandbox/manager.hpp"
 
@@ -22,17 +24,28 @@ using namespace asio::experimental::awaitable_operators;
 
 namespace {
 
-// While the outcome of a create is open.
-constexpr std::chrono::seconds look_for_pending_every{60};
+// While the outcome of a create is open, or just now was.
+constexpr std::chrono::seconds look_for_late_every{60};
+// What others do to our sandboxes is noticed by then at the latest.
+constexpr std::chrono::seconds look_every{300};
 
 } // namespace
 
 asio::awaitable<void> manager::run() {
-    co_await (reconcile_until_done() && reap() && tend_queue() && keep_awake());
+    co_await (reconcile_until_done() && reap() && tend_queue() && mind_owners() && keep_awake());
 }
 
 void manager::reconcile_soon() {
     reconcile_wanted_.notify_all();
+}
+
+bool manager::doubts_open() const {
+    const std::int64_t recent = cloud_time() - 600;
+    return std::any_of(entries_.begin(), entries_.end(), [&](const auto& each) {
+        const std::vector<core::open_doubt>& doubts = each.second->record.doubts;
+        return each.second->record.create_pending ||
+               (!doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent));
+    });
 }
 
 asio::awaitable<void> manager::reconcile_until_done() {
@@ -43,30 +56,33 @@ asio::awaitable<void> manager::reconcile_until_done() {
             continue;
         }
         const bool well = co_await reconcile();
+        std::chrono::milliseconds delay = doubts_open() ? look_for_late_every : look_every;
         if (well) {
             reconciled_ = true;
             reconcile_trouble_.clear();
             retry.reset();
             pulse_->activity.notify_all();
-            if (std::none_of(entries_.begin(), entries_.end(),
-                             [](const auto& each) { return each.second->record.create_pending; })) {
-                co_await reconcile_wanted_.wait();
-                continue;
-            }
-            asio::steady_timer timer(executor_, look_for_pending_every);
-            co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
-            continue;
+        } else {
+            const std::optional<cloud::failure> held = account_.held_back();
+            delay =
+                std::max(retry.next(), held ? *held->retry_after : std::chrono::milliseconds(0));
         }
-        asio::steady_timer timer(executor_, retry.next());
+        asio::steady_timer timer(executor_, delay);
         co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
     }
 }
 
+asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> manager::list_all() {
+    const auto list = [](cloud::client& on) { return on.list(); };
+    co_return co_await account_.ask(list);
+}
+
 asio::awaitable<bool> manager::reconcile() {
     const bool anything = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
-        return !each.second->record.sandbox_id.empty() || each.second->record.create_pending;
+        return !each.second->record.sandbox_id.empty() || each.second->record.create_pending ||
+               !each.second->record.doubts.empty();
     });
-    if (!anything) {
+    if (!anything && orphans_.empty() && (listed_once_ || options_.fresh_instance)) {
         co_return true; // nothing to compare, so the cloud need not be asked
     }
     // What is touched while the listing is under way is newer than the listing.
@@ -77,17 +93,37 @@ asio::awaitable<bool> manager::reconcile() {
         }
     }
     const std::chrono::milliseconds asked = awake();
-    const auto list_all = [](cloud::client& on) { return on.list(); };
-    const auto listed = co_await account_.ask(list_all);
+    const auto listed = co_await list_all();
     if (!listed.has_value()) {
         reconcile_trouble_ = core::error_from(listed.error(), "listing the sandboxes").what();
         spdlog::warn("reconcile: {}", reconcile_trouble_);
         co_return false;
     }
+    listed_once_ = true;
+    std::vector<std::shared_ptr<entry>> missing;
+    const auto untouched = [&](const entry& each) {
+        return !is_in_use(each) && each.last_used <= asked;
+    };
     for (const std::shared_ptr<entry>& each : quiet) {
-        if (!is_in_use(*each) && each->last_used <= asked) {
+        if (untouched(*each)) {
             rebind(*each, *listed);
-            apply_listing(*each, *listed);
+            if (!apply_listing(*each, *listed)) {
+                missing.push_back(each);
+            }
+        }
+    }
+    for (const std::shared_ptr<entry>& each : missing) {
+        const std::string id = each->record.sandbox_id;
+        const auto look = [&id](cloud::client& on) { return on.get(id); };
+        const auto got = co_await account_.ask(look);
+        if (untouched(*each) && each->record.sandbox_id == id) {
+            apply_look(*each, got);
+        }
+    }
+    note_others(*listed);
+    for (const auto& [key, each] : entries_) {
+        if (core::age_doubts(each->record, cloud_time())) {
+            spdlog::info("{}: no sandbox has turned up for a day: none was made", describe(key));
         }
     }
     co_await save_or_complain();
@@ -109,10 +145,11 @@ void manager::rebind(entry& each, const std::vector<cloud::sandbox_info>& listin
     }
 }
 
-void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing) {
+// False: its sandbox is not listed, which alone proves nothing.
+bool manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing) {
     core::sandbox_record& record = each.record;
     if (!is_of_account(each)) {
-        return; // another account's listing says nothing about it
+        return true; // another account's listing says nothing about it
     }
     if (record.create_pending) {
         // Found, it is adopted, so that the reaper sees it even if nobody ever asks for the key
@@ -124,7 +161,7 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
                        core::is_made_for(seen, record, options_.instance);
             });
         if (made == listing.end()) {
-            return;
+            return true;
         }
         spdlog::info("{}: sandbox {} was made by a create whose answer was lost",
                      describe(record.key), made->id);
@@ -134,13 +171,32 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
         record.state = core::life_state::creating; // so that its boot counts as one
     }
     if (record.sandbox_id.empty()) {
-        return;
+        return true;
     }
     const auto found =
         std::find_if(listing.begin(), listing.end(),
                      [&](const cloud::sandbox_info& seen) { return seen.id == record.sandbox_id; });
-    const core::life_state state =
-        found == listing.end() ? core::life_state::absent : core::life_state_of(found->state);
+    if (found == listing.end()) {
+        return false;
+    }
+    apply_state(each, *found);
+    return true;
+}
+
+// A listing did not show it, or not alive. Gone is only what the platform says of that very id too.
+void manager::apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got) {
+    if (got.has_value()) {
+        apply_state(each, *got);
+    } else if (got.error().kind == cloud::failure_kind::not_found) {
+        cloud::sandbox_info gone;
+        gone.state = cloud::sandbox_state::deleted;
+        apply_state(each, gone);
+    }
+}
+
+void manager::apply_state(entry& each, const cloud::sandbox_info& seen) {
+    core::sandbox_record& record = each.record;
+    const core::life_state state = core::life_state_of(seen.state);
     if (state == core::life_state::absent) {
         spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key),
                      record.sandbox_id);
@@ -149,12 +205,14 @@ void manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
         record.state_lost = true;
         return;
     }
-    if (state == core::life_state::running) {
-        if (record.state != core::life_state::running &&
-            record.state != core::life_state::unknown) {
+    if (state == core::life_state::running && record.state != core::life_state::running) {
+        if (record.state != core::life_state::unknown) {
             ++record.generation; // it has booted since it was last seen
         }
         each.used(awake()); // how long it has been idle is not known: the count starts anew
+    }
+    if (core::is_active(record.state) && !core::is_active(state)) {
+        places_.on_freed(now());
     }
     if (state != core::life_state::unknown) {
         record.state = state;

@@ -63,6 +63,7 @@ instance load_instance(const std::filesystem::path& state_dir, const std::string
         }
     }
     found.id = random_hex(16);
+    found.fresh = true;
     sys::atomic_write(file, found.id + " " + machine_id + "\n");
     return found;
 }

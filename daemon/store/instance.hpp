@@ -13,7 +13,8 @@
 namespace sandboxd::store {
 
 struct instance {
-    std::string id; // 32 hexadecimal digits
+    std::string id;     // 32 hexadecimal digits
+    bool fresh = false; // made just now: no sandbox can carry it yet
     // What a person should know: which files were set aside, and why. Health shows it.
     std::vector<std::string> complaints;
 };

@@ -29,6 +29,10 @@ json::object to_json(const core::sandbox_record& record) {
             {"generation", record.generation},
             {"created_at", record.created_at},
             {"state_lost", record.state_lost},
+            {"owner", json::object{{"pid", record.owner.pid},
+                                   {"start_time", record.owner.start_time},
+                                   {"boot", record.owner.boot},
+                                   {"gone", record.owner_gone}}},
             {"doubts", std::move(doubts)}};
 }
 
@@ -52,6 +56,13 @@ core::sandbox_record record_from(const json::object& object) {
     // What follows is younger than the format: files of older daemons lack it.
     if (const json::value* lost = object.if_contains("state_lost")) {
         record.state_lost = lost->as_bool();
+    }
+    if (const json::value* owner = object.if_contains("owner")) {
+        const json::object& process = owner->as_object();
+        record.owner.pid = process.at("pid").to_number<int>();
+        record.owner.start_time = process.at("start_time").to_number<std::uint64_t>();
+        record.owner.boot = json::value_to<std::string>(process.at("boot"));
+        record.owner_gone = process.at("gone").as_bool();
     }
     if (const json::value* doubts = object.if_contains("doubts")) {
         for (const json::value& each : doubts->as_array()) {

@@ -48,6 +48,18 @@ bool alive(const process_identity& process) {
     return !ended || stat->threads > 1; // the main thread may end before the others
 }
 
+std::string boot_id() {
+    try {
+        std::string id = read_file("/proc/sys/kernel/random/boot_id", 64).value_or("");
+        while (!id.empty() && id.back() == '\n') {
+            id.pop_back();
+        }
+        return id;
+    } catch (const std::system_error&) {
+        return {};
+    }
+}
+
 std::optional<process_stat> parse_stat(std::string_view stat) {
     // Fields 1 and 2 are "pid (comm)"; comm is anything, so what counts is the last parenthesis.
     const auto close = stat.rfind(')');

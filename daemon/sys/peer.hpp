@@ -36,6 +36,9 @@ bool is_own_user(const peer_credentials&) noexcept;
 // fall back on the connection there.
 bool alive(const process_identity&);
 
+// Which start of the machine this is; empty if it cannot be told. Start times count from it.
+std::string boot_id();
+
 // What /proc/<pid>/stat says.
 struct process_stat {
     char state = '?';

@@ -48,6 +48,8 @@ struct settings {
     duration background_max = std::chrono::seconds(1800);
     // When others wait for its place, a sandbox idle for so long is stopped for them.
     duration evict_min_idle = std::chrono::seconds(60);
+    // A one-session sandbox is deleted when its client's process has been gone for so long.
+    duration orphan_grace = std::chrono::seconds(60);
     // Sandboxes that may be active at once, 1..1000; the platform's own cap is 5 (S).
     int max_active = 5;
     // `timeout_seconds` of new sandboxes, the platform's own idle stop; >= 1 s.

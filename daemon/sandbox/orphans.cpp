@@ -1,0 +1,134 @@
+// Sandboxes of ours that no record has in use: late ones are deleted, orphans are shown, and
+// adopted or deleted when a person says so.
+#include "core/cloud_error.hpp"
+#include "core/listing_review.hpp"
+#include "sandbox/entry.hpp"
+#include "sandbox/manager.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace sandboxd::sandbox {
+namespace asio = boost::asio;
+
+std::int64_t manager::cloud_time() const {
+    return std::chrono::duration_cast<std::chrono::seconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+
+void manager::note_others(const std::vector<cloud::sandbox_info>& listing) {
+    std::vector<core::sandbox_record> records;
+    for (const auto& [key, each] : entries_) {
+        records.push_back(each->record);
+    }
+    core::listing_review review = core::review_listing(listing, records, options_.instance);
+    others_active_ = review.others_active;
+    orphans_ = std::move(review.orphans);
+    for (const cloud::sandbox_info& seen : review.late) {
+        delete_late(seen);
+    }
+}
+
+void manager::delete_late(const cloud::sandbox_info& seen) {
+    if (!being_deleted_.insert(seen.id).second) {
+        return;
+    }
+    spdlog::warn("sandbox {} was made by a create that nobody waits for any more: deleting it",
+                 seen.id);
+    asio::co_spawn(
+        executor_,
+        [this, id = seen.id]() -> asio::awaitable<void> {
+            const auto remove = [&id](cloud::client& on) { return on.remove(id); };
+            const auto removed = co_await account_.ask(remove);
+            if (!removed.has_value()) { // the next listing shows it again
+                spdlog::warn("{}", core::error_from(removed.error(), "deleting it").what());
+            }
+            being_deleted_.erase(id);
+        },
+        asio::detached);
+}
+
+std::vector<orphan> manager::orphans() const {
+    std::vector<orphan> all;
+    for (const cloud::sandbox_info& info : orphans_) {
+        orphan shown{info, std::nullopt};
+        const auto try_profile = [&](const std::string& profile) {
+            const core::sandbox_key key{profile, core::task_tag(info)};
+            if (!shown.key && core::is_made_for_key(info, key)) {
+                shown.key = key;
+            }
+        };
+        try_profile("default");
+        for (const auto& [key, each] : entries_) {
+            try_profile(key.profile);
+        }
+        all.push_back(std::move(shown));
+    }
+    return all;
+}
+
+cloud::sandbox_info manager::find_orphan(const std::string& id) const {
+    const auto found = std::find_if(orphans_.begin(), orphans_.end(),
+                                    [&](const cloud::sandbox_info& each) { return each.id == id; });
+    if (found == orphans_.end()) {
+        throw rpc_error(error_name::sandbox_not_found,
+                        "no sandbox of ours that no record knows has the id " + id);
+    }
+    return *found;
+}
+
+asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key key) {
+    account_.require_configured();
+    const cloud::sandbox_info info = find_orphan(id);
+    if (!core::is_made_for_key(info, key)) {
+        throw rpc_error(error_name::invalid_params, "sandbox " + id + " was not made for " +
+                                                        describe(key) + "; nothing was done");
+    }
+    const std::shared_ptr<entry> each = entry_for(key);
+    core::sandbox_record& record = each->record;
+    if (each->current || !record.sandbox_id.empty() || record.create_pending) {
+        rpc_error error(error_name::sandbox_busy,
+                        describe(key) + " has another sandbox by now; nothing was done");
+        error.sandbox_id = record.sandbox_id;
+        throw error;
+    }
+    const auto creation = info.tags.find(std::string(core::tag::creation));
+    record.persistent = !core::is_ephemeral(info);
+    record.owner_gone = !record.persistent; // whoever it was made for is not known any more
+    record.plan = info.plan;
+    record.base_url = account_.base_url();
+    record.fingerprint = account_.fingerprint();
+    record.creation_id = creation == info.tags.end()
+                             ? std::string()
+                             : creation->second.substr(0, creation->second.rfind('.'));
+    record.attempt = 1;
+    record.sandbox_id = id;
+    record.created_at = info.created_at;
+    record.state = core::life_state_of(info.state);
+    record.state_lost = false;
+    ++record.generation; // what ran before is of an unknown boot
+    each->used(awake());
+    std::erase_if(orphans_, [&](const cloud::sandbox_info& one) { return one.id == id; });
+    spdlog::info("{}: sandbox {} is adopted", describe(key), id);
+    pulse_->activity.notify_all();
+    co_await save();
+}
+
+asio::awaitable<void> manager::terminate_orphan(std::string id) {
+    account_.require_configured();
+    find_orphan(id);
+    const auto remove = [&id](cloud::client& on) { return on.remove(id); };
+    const auto removed = co_await account_.ask(remove);
+    if (!removed.has_value() && removed.error().kind != cloud::failure_kind::not_found) {
+        throw core::plain_error_from(removed.error(), "deleting the sandbox");
+    }
+    std::erase_if(orphans_, [&](const cloud::sandbox_info& one) { return one.id == id; });
+    spdlog::info("sandbox {}, which no record knew, is deleted", id);
+}
+
+} // namespace sandboxd::sandbox

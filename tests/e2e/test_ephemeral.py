@@ -1,0 +1,147 @@
+"""One-session sandboxes: never resumed, never shared, and gone with the process they were made for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import DELETE, living, only_id
+
+Make = Callable[..., Daemon]
+
+SESSION = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")
+calls = [("hello", {"client": "session/1", "protocol": 1}), ("sandbox.ensure", {"key": json.loads(sys.argv[2]), "persistent": False})]
+for n, (method, params) in enumerate(calls):
+    f.write(json.dumps({"jsonrpc": "2.0", "id": n, "method": method, "params": params}) + "\\n"); f.flush()
+    while (answer := json.loads(f.readline())).get("id") != n: pass
+print(json.dumps(answer), flush=True)
+if "--hang-up" in sys.argv: f.close(); s.close()
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def session(daemon: Daemon, *more: str) -> Iterator[str]:
+    """A process that has an ephemeral sandbox; yields its id, and is killed at the end."""
+    arguments = [sys.executable, "-c", SESSION, str(daemon.socket), json.dumps(DEFAULT_KEY), *more]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["result"]["sandbox"]["id"]
+        process.kill()
+
+
+@pytest.fixture
+def hasty(make_daemon: Make) -> Daemon:
+    return make_daemon(orphan_grace=0.2).start()
+
+
+def gone(emulator: Emulator) -> bool:
+    return not living(emulator)
+
+
+def test_it_ends_with_its_process(hasty: Daemon, emulator: Emulator) -> None:
+    with session(hasty) as made:
+        assert only_id(emulator) == made
+    wait_until(lambda: gone(emulator), "it is deleted")
+    with hasty.peer() as peer:
+        wait_until(lambda: peer.call("sandbox.list")["sandboxes"] == [], "it is forgotten")
+        assert peer.sh("true").message is None  # that was meant to go
+
+
+def test_a_closed_connection_is_not_a_process_that_has_gone(hasty: Daemon, emulator: Emulator) -> None:
+    with session(hasty, "--hang-up") as made, hasty.peer() as peer:
+        for _ in range(10):  # as a guest, for several times the grace
+            assert peer.sh("sleep 0.1").returncode == 0
+        assert only_id(emulator) == made
+        peer.call("sandbox.release", {"key": DEFAULT_KEY, "mode": "terminate"})  # a guest only lets go
+        assert only_id(emulator) == made
+    wait_until(lambda: gone(emulator), "it is deleted")
+
+
+def test_nor_is_a_daemon_that_comes_back(hasty: Daemon, emulator: Emulator) -> None:
+    with session(hasty) as made:
+        for how in ("stop", "kill"):
+            getattr(hasty, how)()
+            with hasty.start().peer() as peer:
+                wait_until(lambda: peer.status()["daemon"]["phase"] == "ready", "it has looked")
+                assert peer.sh("sleep 0.5").returncode == 0
+            assert only_id(emulator) == made
+        hasty.stop()
+    hasty.start()  # its process has ended meanwhile
+    wait_until(lambda: gone(emulator), "it is deleted")
+
+
+def test_what_runs_in_it_ends_with_it(hasty: Daemon, emulator: Emulator) -> None:
+    program = SESSION.replace("print(json", """f.write(json.dumps({"jsonrpc": "2.0", "id": 9, "method": "exec.start", "params": {"exec_id": "long",
+    "key": json.loads(sys.argv[2]), "argv": ["sleep", "600"], "persistent": False}}) + "\\n"); f.flush()
+while json.loads(f.readline()).get("id") != 9: pass
+print(json""")
+    with subprocess.Popen([sys.executable, "-c", program, str(hasty.socket), json.dumps(DEFAULT_KEY)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.kill()
+    wait_until(lambda: gone(emulator), "it is deleted")
+
+
+def test_it_is_not_shared(hasty: Daemon, emulator: Emulator) -> None:
+    with session(hasty) as made, hasty.peer() as peer:
+        with pytest.raises(RpcFailure, match="sandbox_busy") as refused:
+            peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+        assert "pid" in refused.value.message and refused.value.error["data"]["sandbox_id"] == made
+        ended = peer.run("true", persistent=False)
+        assert (ended.reason, ended.started, ended.error["name"]) == ("failed", "no", "sandbox_busy")
+        assert peer.sh("echo looked in").stdout == b"looked in\n"  # a person at the command line may
+
+
+def test_another_session_of_the_same_key_gets_its_own(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(orphan_grace=600).start()
+    with session(daemon) as first:
+        with daemon.peer() as peer:
+            peer.sh("echo secret >file")
+    with daemon.peer() as peer:  # at once: the grace has not passed
+        made = peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+        assert made["created"] and made["sandbox"]["id"] == only_id(emulator) != first
+        assert peer.sh("cat file", persistent=False).returncode == 1
+
+
+@pytest.mark.parametrize("mode", ["keep", "stop", "terminate"])
+def test_released_it_is_terminated(daemon: Daemon, peer: Peer, emulator: Emulator, mode: str) -> None:
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+    exec_id = peer.start("/bin/sh", "-c", "echo up; sleep 600", persistent=False)
+    peer.notification("exec.output", exec_id=exec_id)
+    assert peer.call("sandbox.release", {"key": DEFAULT_KEY, "mode": mode}) == {"action": "terminated", "holders": 0}
+    assert gone(emulator) and emulator.count(DELETE) == 1
+    assert peer.finish(exec_id).returncode is None
+
+
+def test_idle_it_is_deleted_and_that_is_said(make_daemon: Make, emulator: Emulator) -> None:
+    """Stopped it would be of no use: it is never resumed."""
+    with make_daemon(idle_stop=0.2).start().peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+        wait_until(lambda: gone(emulator), "it is deleted")
+        ended = peer.sh("true", persistent=False)
+        assert "gone" in ended.message and ended.recreated
+
+
+def test_it_makes_no_room_for_others(make_daemon: Make, emulator: Emulator) -> None:
+    with make_daemon(max_active=1, evict_min_idle=0.05, queue_timeout=0.5).start().peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+        with pytest.raises(RpcFailure, match="cap_reached"):
+            peer.call("sandbox.ensure", {"key": {"profile": "p", "task": "other"}})
+        assert living(emulator)[0]["state"] == "running"
+
+
+def test_a_cloud_that_is_away_does_not_save_it(hasty: Daemon, emulator: Emulator) -> None:
+    with session(hasty):
+        emulator.fault({"status": 500, "body": "{}"}, method="DELETE", times=2)
+    wait_until(lambda: gone(emulator), "it is deleted")

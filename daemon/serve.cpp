@@ -103,13 +103,15 @@ int serve(const sys::settings& settings) {
          .idle_stop = settings.idle_stop,
          .background_max = settings.background_max,
          .orphan_grace = settings.orphan_grace,
+         .retention = settings.retention,
+         .budget_per_day = settings.budget_per_day,
          .server_timeout = std::chrono::ceil<std::chrono::seconds>(settings.server_timeout),
          .slots = {.max_active = settings.max_active,
                    .evict_min_idle = settings.evict_min_idle,
                    .timeout = settings.queue_timeout}});
     sync::service files(executor, manager, account, settings.state_dir);
-    files.sweep(loaded.records);
-    manager.adopt(std::move(loaded.records));
+    files.sweep(loaded.state.records);
+    manager.adopt(std::move(loaded.state));
     core::exec_limits limits;
     limits.refused = settings.queue_timeout;
     exec::registry execs(executor, manager, account,

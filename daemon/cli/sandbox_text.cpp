@@ -55,6 +55,41 @@ std::string render_health(const json::array& health, const style& paint_with) {
     return text;
 }
 
+std::string dollars(const json::object& money, std::string_view name) {
+    char text[32];
+    std::snprintf(text, sizeof text, "$%.2f", number_of(money, name).value_or(0));
+    return text;
+}
+
+std::string render_money(const json::object& money) {
+    if (money.empty()) return {}; // an older daemon
+    std::string text = "money     " + dollars(money, "rate_usd_per_hour") + " an hour now" +
+                       (flag_of(money, "prices_known") ? "" : " (not all prices are known)") +
+                       ", " + dollars(money, "today_usd") + " today";
+    if (number_of(money, "budget_per_day_usd")) {
+        text += " of a budget of " + dollars(money, "budget_per_day_usd");
+    }
+    if (number_of(money, "saved_today_usd").value_or(0) >= 0.005) {
+        text += ", " + dollars(money, "saved_today_usd") + " saved by idle stops";
+    }
+    return text + "\n";
+}
+
+std::string render_orphans(const json::array& orphans, const style& paint_with) {
+    if (orphans.empty()) return {};
+    table shown({{"STATE"}, {"TASK"}, {"PLAN"}, {"SANDBOX WITHOUT A RECORD"}});
+    for (const json::value& entry : orphans) {
+        if (!entry.is_object()) continue;
+        const json::object& lost = entry.get_object();
+        const std::string_view state = text_of(lost, "state");
+        shown.row({{state, look_of_state(state)},
+                   {text_of(lost, "task"), paint::strong},
+                   text_or_dash(lost, "plan"),
+                   text_or_dash(lost, "id")});
+    }
+    return "\n" + shown.render(paint_with);
+}
+
 std::string render_account(const json::object& account) {
     std::string text = "account   " + printable(text_of(account, "base_url"));
     if (!flag_of(account, "configured")) return text + ", no API key\n";
@@ -88,6 +123,8 @@ std::string render_sandboxes(const json::array& sandboxes, const style& paint_wi
                  {"PLAN"},
                  {"IDLE", right},
                  {"RUNNING", right},
+                 {"$ AN HOUR", right},
+                 {"COST", right},
                  {"SANDBOX"},
                  {"PROFILE"},
                  {"AWAKE BECAUSE"}});
@@ -104,6 +141,8 @@ std::string render_sandboxes(const json::array& sandboxes, const style& paint_wi
                    plan,
                    time_or_dash(sandbox, "idle_s"),
                    running == 0 ? "-" : std::to_string(running),
+                   number_or_dash(sandbox, "rate_usd_per_hour", "%.4g"),
+                   number_of(sandbox, "cost_usd") ? dollars(sandbox, "cost_usd") : "-",
                    text_or_dash(sandbox, "id"),
                    text_of(key, "profile"),
                    text_of(sandbox, "awake_because")});
@@ -122,8 +161,10 @@ std::string render_status(const json::object& status, const style& paint_with,
         ", version " + printable(version) + ", pid " +
         std::to_string(integer_of(daemon, "pid").value_or(0)) + ", up " +
         human_time(std::chrono::duration<double>(number_of(daemon, "uptime_s").value_or(0))) +
-        "\n" + render_account(object_of(status, "account")) + "\n" +
-        render_sandboxes(array_of(status, "sandboxes"), paint_with);
+        "\n" + render_account(object_of(status, "account")) +
+        render_money(object_of(status, "money")) + "\n" +
+        render_sandboxes(array_of(status, "sandboxes"), paint_with) +
+        render_orphans(array_of(status, "orphans"), paint_with);
 
     std::string health = render_health(array_of(status, "health"), paint_with);
     if (version != our_version) {

@@ -133,6 +133,9 @@ asio::awaitable<result<opened>> client::impl::request(http_request what, connect
         }
         if (!ec) {
             on.limit_all(until);
+            if (const auto date = reader->date(); date && options_.on_date) {
+                options_.on_date(*date);
+            }
             co_return opened{std::move(*from), std::move(reader)};
         }
         const bool stale = on.was_pooled() && !reader->any_received();

@@ -243,9 +243,13 @@ std::optional<std::chrono::seconds> answer_reader::server_idle() const {
     return parse_keep_alive(field("Keep-Alive"));
 }
 
+std::optional<std::chrono::system_clock::time_point> answer_reader::date() const {
+    return parse_http_date(field("Date"));
+}
+
 std::optional<std::chrono::seconds> answer_reader::retry_after() const {
-    const auto date = parse_http_date(field("Date"));
-    return parse_retry_after(field("Retry-After"), date.value_or(std::chrono::system_clock::now()));
+    const auto said = date();
+    return parse_retry_after(field("Retry-After"), said.value_or(std::chrono::system_clock::now()));
 }
 
 std::optional<std::chrono::seconds> parse_keep_alive(std::string_view value) {

@@ -87,7 +87,8 @@ public:
     bool any_received() const noexcept;
     // Whether another request may follow: complete, kept alive by both sides, and nothing after it.
     bool reusable() const noexcept;
-    std::optional<std::chrono::seconds> server_idle() const; // `Keep-Alive: timeout=`
+    std::optional<std::chrono::seconds> server_idle() const;           // `Keep-Alive: timeout=`
+    std::optional<std::chrono::system_clock::time_point> date() const; // the server's own
     std::optional<std::chrono::seconds>
     retry_after() const; // seen from the answer's own Date, if it has one
 

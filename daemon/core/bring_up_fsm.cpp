@@ -42,6 +42,7 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
     record_.sandbox_id.clear();
     record_.state = life_state::absent;
     record_.created_at = 0;
+    record_.runs_on.clear();
     fresh_ = true;
     boot_since_.reset();
     poll_.reset();
@@ -249,6 +250,9 @@ bring_up_fsm::step bring_up_fsm::on_get(milliseconds now,
 bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_info& info) {
     if (info.created_at != 0) {
         record_.created_at = info.created_at;
+    }
+    if (!info.plan.empty()) {
+        record_.runs_on = info.plan;
     }
     const life_state state = life_state_of(info.state);
     switch (state) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cloud/model.hpp"
+#include "core/money.hpp"
 
 #include <compare>
 #include <cstdint>
@@ -69,10 +70,13 @@ struct sandbox_record {
     // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes
     // and everything outside /workspace.
     std::uint64_t generation = 0;
-    std::int64_t created_at = 0; // unix seconds, as the cloud says; 0: not known
-    owner_process owner;         // of a one-session sandbox
-    bool owner_gone = false;     // it has let go, or its process has ended: never to be used again
-    bool state_lost = false;     // the sandbox known before is gone, and nobody has been told yet
+    std::int64_t created_at = 0;    // unix seconds, as the cloud says; 0: not known
+    std::string runs_on;            // the plan, as the cloud names it; empty: not seen yet
+    std::int64_t stopped_since = 0; // unix seconds of the cloud's clock; 0: not stopped, or unknown
+    core::usage usage;
+    owner_process owner;     // of a one-session sandbox
+    bool owner_gone = false; // it has let go, or its process has ended: never to be used again
+    bool state_lost = false; // the sandbox known before is gone, and nobody has been told yet
     std::vector<open_doubt> doubts; // oldest first
 };
 

@@ -32,7 +32,7 @@ json::object encode(const sandbox::view& shown) {
     return {{"key", encode(record.key)},
             {"id", text_or_null(record.sandbox_id)},
             {"state", core::to_string(record.state)},
-            {"plan", record.plan},
+            {"plan", record.runs_on.empty() ? record.plan : record.runs_on},
             {"persistent", record.persistent},
             {"generation", record.generation},
             {"idle_s", std::move(idle)},
@@ -40,7 +40,21 @@ json::object encode(const sandbox::view& shown) {
             {"awake_because", text_or_null(shown.awake_because)},
             {"created_at",
              record.created_at == 0 ? json::value(nullptr) : json::value(record.created_at)},
-            {"holders", shown.holders}};
+            {"holders", shown.holders},
+            {"rate_usd_per_hour",
+             shown.usd_per_hour ? json::value(*shown.usd_per_hour) : json::value(nullptr)},
+            {"cost_usd", record.usage.usd}};
+}
+
+json::object encode(const sandbox::money& spent) {
+    return {{"rate_usd_per_hour", spent.usd_per_hour},
+            {"prices_known", spent.prices_known},
+            {"today_usd", spent.total.today_usd},
+            {"total_usd", spent.total.total_usd},
+            {"saved_today_usd", spent.total.saved_today_usd},
+            {"saved_usd", spent.total.saved_usd},
+            {"budget_per_day_usd",
+             spent.budget_per_day > 0 ? json::value(spent.budget_per_day) : json::value(nullptr)}};
 }
 
 json::object encode(const sandbox::orphan& lost) {

@@ -13,6 +13,7 @@ namespace json = boost::json;
 
 json::object encode(const core::sandbox_key& key);
 json::object encode(const sandbox::view& shown);
+json::object encode(const sandbox::money& spent);
 json::object encode(const sandbox::orphan& lost);
 json::object encode(const cloud::plan_info& plan);
 json::object encode_progress(const core::sandbox_key& key, const sandbox::progress& news);

@@ -1,4 +1,4 @@
-// What a person should look at, gravest first. Pure: made from what the parts say of themselves.
+// What a person should look at, gravest first: made from what the parts say of themselves.
 #pragma once
 
 #include "rpc/services.hpp"

@@ -56,6 +56,7 @@ asio::awaitable<json::value> daemon_status(call from, no_params) {
     services& parts = from.parts;
     const std::chrono::duration<double> uptime =
         std::chrono::steady_clock::now() - parts.started_at;
+    json::object money = encode(parts.manager.spending()); // counts what the views show
     json::array sandboxes;
     for (const sandbox::view& shown : parts.manager.list()) {
         sandboxes.push_back(encode(shown));
@@ -80,6 +81,7 @@ asio::awaitable<json::value> daemon_status(call from, no_params) {
                       {"active", parts.manager.reconciled() ? json::value(parts.manager.active())
                                                             : json::value(nullptr)}}},
         {"sandboxes", std::move(sandboxes)},
+        {"money", std::move(money)},
         {"orphans", std::move(orphans)},
         {"health", health_items(parts)},
         {"counters", json::object{{"http_requests", parts.account.cloud().requests()},

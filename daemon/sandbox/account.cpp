@@ -10,29 +10,43 @@
 
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
+using std::chrono::milliseconds;
 
 namespace {
 
-std::unique_ptr<cloud::client> make_client(const asio::any_io_executor& executor,
-                                           const std::string& base_url) {
-    cloud::client_options options;
-    options.base_url = base_url;
-    options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
-    return std::make_unique<cloud::client>(executor, std::move(options));
-}
-
-std::chrono::milliseconds now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(
+milliseconds now() {
+    return std::chrono::duration_cast<milliseconds>(
         std::chrono::steady_clock::now().time_since_epoch());
 }
 
+milliseconds in_ms(std::chrono::system_clock::time_point when) {
+    return std::chrono::duration_cast<milliseconds>(when.time_since_epoch());
+}
+
+// Goes on while the machine sleeps, as the cloud's clock does.
+milliseconds elapsed() {
+    timespec at{};
+    ::clock_gettime(CLOCK_BOOTTIME, &at);
+    return std::chrono::seconds(at.tv_sec) + milliseconds(at.tv_nsec / 1'000'000);
+}
+
 } // namespace
+
+std::unique_ptr<cloud::client> account::make_client() {
+    cloud::client_options options;
+    options.base_url = base_url_;
+    options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
+    options.on_date = [this](std::chrono::system_clock::time_point date) {
+        clock_.on_date(elapsed(), in_ms(date));
+    };
+    return std::make_unique<cloud::client>(executor_, std::move(options));
+}
 
 account::account(asio::any_io_executor executor, std::string base_url, secret key,
                  std::filesystem::path state_dir)
     : executor_(std::move(executor)), base_url_(std::move(base_url)),
       state_dir_(std::move(state_dir)), key_(std::move(key)),
-      client_(make_client(executor_, base_url_)) {
+      clock_(elapsed(), in_ms(std::chrono::system_clock::now())), client_(make_client()) {
     if (!key_.empty()) {
         fingerprint_ = key_fingerprint(key_);
         client_->set_key(key_);
@@ -55,14 +69,14 @@ asio::awaitable<void> account::set_key(secret key) {
         co_return;
     }
     refuse_another(key);
-    const std::unique_ptr<cloud::client> trial = make_client(executor_, base_url_);
+    const std::unique_ptr<cloud::client> trial = make_client();
     trial->set_key(key);
     const auto listed = co_await trial->list();
     if (!listed.has_value()) {
         throw core::plain_error_from(listed.error(), "trying the API key");
     }
     refuse_another(key); // somebody else's may have been taken meanwhile
-    if (key == key_) { // it is good again, and kept where it came from
+    if (key == key_) {   // it is good again, and kept where it came from
         pacing_.on_new_key();
         note_success(purpose::anything);
         co_return;
@@ -91,6 +105,14 @@ void account::refuse_another(const secret& key) const {
 
 std::optional<cloud::failure> account::held_back(purpose what) const {
     return pacing_.held_back(now(), what);
+}
+
+milliseconds account::cloud_now() const {
+    return clock_.at(elapsed());
+}
+
+std::optional<milliseconds> account::clock_ahead() const {
+    return clock_.ahead(elapsed(), in_ms(std::chrono::system_clock::now()));
 }
 
 double account::jitter() {

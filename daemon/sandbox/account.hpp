@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/secret.hpp"
 #include "cloud/client.hpp"
+#include "core/cloud_clock.hpp"
 #include "core/pacing.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -74,10 +75,17 @@ public:
     bool key_refused() const noexcept { return key_refused_; }
     // Why the platform could not be reached the last time; nothing if it could.
     const std::optional<std::string>& unreachable() const noexcept { return unreachable_; }
+    // The cloud's time, since the Unix epoch; the machine's until the cloud was heard. Goes on
+    // while the machine sleeps.
+    std::chrono::milliseconds cloud_now() const;
+    bool cloud_heard() const noexcept { return clock_.heard(); }
+    // How far this machine's clock is ahead of the cloud's; nothing until that was heard.
+    std::optional<std::chrono::milliseconds> clock_ahead() const;
     // 0 to 1, at random: so that several daemons of one account do not ask in step.
     double jitter();
 
 private:
+    std::unique_ptr<cloud::client> make_client();
     void refuse_another(const secret& key) const; // throws account_mismatch
     void note_success(purpose what);
     void note(const cloud::failure& failure);
@@ -87,7 +95,8 @@ private:
     std::filesystem::path state_dir_;
     secret key_;
     std::string fingerprint_;
-    std::unique_ptr<cloud::client> client_;
+    core::cloud_clock clock_;
+    std::unique_ptr<cloud::client> client_; // tells the clock what it hears
     core::pacing pacing_;
     std::minstd_rand random_{std::random_device{}()};
     bool key_refused_ = false;

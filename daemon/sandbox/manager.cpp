@@ -68,8 +68,10 @@ std::chrono::milliseconds manager::tick() const {
         options_.idle_stop / 10, std::chrono::milliseconds(20), std::chrono::milliseconds(5'000));
 }
 
-void manager::adopt(std::vector<core::sandbox_record> records) {
-    for (core::sandbox_record& record : records) {
+void manager::adopt(store::saved_state saved) {
+    ledger_ = saved.ledger;
+    prices_ = std::move(saved.prices);
+    for (core::sandbox_record& record : saved.records) {
         const std::shared_ptr<entry> each = entry_for(record.key);
         each->record = std::move(record);
         each->used(awake());

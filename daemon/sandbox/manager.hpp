@@ -46,6 +46,8 @@ struct manager_options {
     std::chrono::milliseconds idle_stop{300'000};
     std::chrono::milliseconds background_max{1'800'000};
     std::chrono::milliseconds orphan_grace{60'000};
+    std::chrono::milliseconds retention{0}; // of stopped sandboxes; 0: for ever, as far as we go
+    double budget_per_day = 0;              // US dollars; 0: none
     std::chrono::seconds server_timeout{3600};
     core::slot_limits slots;
 };
@@ -81,7 +83,16 @@ struct view {
     std::optional<std::chrono::milliseconds> idle; // nothing while in use or not running
     std::vector<std::string> running;              // exec ids
     std::string awake_because;                     // empty when not running
+    std::optional<double> usd_per_hour;            // now; nothing: its price is not known
     std::size_t holders = 0;
+};
+
+// What this daemon's sandboxes cost.
+struct money {
+    core::ledger total;
+    double usd_per_hour = 0; // now
+    double budget_per_day = 0;
+    bool prices_known = true; // of all that runs
 };
 
 // A sandbox that carries this daemon's tags although no record knows it: the state was lost.
@@ -137,7 +148,7 @@ public:
     manager& operator=(const manager&) = delete;
 
     // Before anything else: what the last daemon knew.
-    void adopt(std::vector<core::sandbox_record> records);
+    void adopt(store::saved_state saved);
 
     // Before run(); outlives the manager. Without one nothing is known of what runs in the
     // background.
@@ -185,17 +196,23 @@ public:
     // Of a key's newest boot; 0 before the first.
     std::uint64_t generation(const core::sandbox_key& key) const;
     std::vector<view> list();
-    int active() const;
+    int active() const; // of the account, as far as is known
     // Made by this daemon, and unknown to it: what the last listing showed.
     std::vector<orphan> orphans() const;
     // Takes an orphan for the sandbox of a key, which must be the one it was made for.
     boost::asio::awaitable<void> adopt_orphan(std::string id, core::sandbox_key key);
     boost::asio::awaitable<void> terminate_orphan(std::string id);
 
+    money spending();
+    core::budget_state budget();
+    // Stopped for so long that the platform is about to delete it (D: after seven days).
+    std::vector<core::sandbox_key> about_to_expire() const;
+
     std::size_t queued() const noexcept { return places_.waiting(); }
     const manager_options& options() const noexcept { return options_; }
     // What a person should look at: records of another account, a reconcile that does not succeed.
     std::vector<std::string> complaints() const;
+    const std::string& unsaved() const noexcept { return store_.trouble(); } // empty: all is saved
 
 private:
     std::shared_ptr<entry> entry_for(const core::sandbox_key& key);
@@ -241,6 +258,14 @@ private:
     bool clear_the_way(const std::shared_ptr<entry>& each, const wanted& want); // throws
     void adopt_owner(core::sandbox_record& record, const wanted& want) const;
 
+    // accounts.cpp: money and age.
+    boost::asio::awaitable<void> keep_accounts();
+    void count_all();
+    bool is_billed(const entry& each) const;
+    std::optional<double> price_of(const core::sandbox_record& record) const;
+    std::optional<rpc_error> over_budget();
+    void retire_old();
+
     // slots.cpp: places among the active sandboxes.
     boost::asio::awaitable<void> tend_queue();
     void apply(const core::slot_queue::decision& decided);
@@ -269,6 +294,9 @@ private:
     core::slot_queue places_;
     background_probe* probe_ = nullptr;
     condition reconcile_wanted_;
+    bool reconcile_again_ = false;
+    core::ledger ledger_;
+    store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;
     std::vector<cloud::sandbox_info> orphans_;

@@ -95,6 +95,7 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
 }
 
 asio::awaitable<void> manager::save() {
+    count_all();
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
         core::age_doubts(each->record, cloud_time());
@@ -103,7 +104,8 @@ asio::awaitable<void> manager::save() {
             records.push_back(each->record);
         }
     }
-    co_await store_.save(std::move(records));
+    store::saved_state state{std::move(records), ledger_, prices_};
+    co_await store_.save(std::move(state));
 }
 
 // For what is true whether it is on disk or not; health tells of the trouble, and the next change
@@ -203,8 +205,8 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         case action::fail: {
             op->error = step.error;
             if (record.create_pending) {
-                reconcile_wanted_.notify_all(); // it may turn up later, and nobody may ever ask for
-                                                // the key again
+                reconcile_soon(); // it may turn up later, and nobody may ever ask for
+                                  // the key again
             }
             co_await save_or_complain();
             co_return;
@@ -262,6 +264,11 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             op->error = step.error;
             [[fallthrough]];
         case action::done:
+            if (op->idle && record.state == core::life_state::stopped) {
+                // Else the platform would have stopped it, so long after its last call (D).
+                core::begin_saving(record.usage, account_.cloud_now(),
+                                   options_.server_timeout - options_.idle_stop);
+            }
             if (record.state == core::life_state::absent) {
                 // Told to whoever comes next, unless it was meant to go.
                 record.state_lost = stopping || (op->idle && !record.owner_gone);

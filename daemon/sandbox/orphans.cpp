@@ -10,16 +10,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <chrono>
 
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
-
-std::int64_t manager::cloud_time() const {
-    return std::chrono::duration_cast<std::chrono::seconds>(
-               std::chrono::system_clock::now().time_since_epoch())
-        .count();
-}
 
 void manager::note_others(const std::vector<cloud::sandbox_info>& listing) {
     std::vector<core::sandbox_record> records;
@@ -109,6 +102,7 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
     record.attempt = 1;
     record.sandbox_id = id;
     record.created_at = info.created_at;
+    record.runs_on = info.plan;
     record.state = core::life_state_of(info.state);
     record.state_lost = false;
     ++record.generation; // what ran before is of an unknown boot

@@ -32,10 +32,13 @@ constexpr std::chrono::seconds look_every{300};
 } // namespace
 
 asio::awaitable<void> manager::run() {
-    co_await (reconcile_until_done() && reap() && tend_queue() && mind_owners() && keep_awake());
+    co_await (reconcile_until_done() && reap() && tend_queue() && mind_owners() &&
+              keep_accounts() && keep_awake());
 }
 
+// Remembered, since one that is under way may have asked too early.
 void manager::reconcile_soon() {
+    reconcile_again_ = true;
     reconcile_wanted_.notify_all();
 }
 
@@ -55,6 +58,7 @@ asio::awaitable<void> manager::reconcile_until_done() {
             co_await reconcile_wanted_.wait();
             continue;
         }
+        reconcile_again_ = false;
         const bool well = co_await reconcile();
         std::chrono::milliseconds delay = doubts_open() ? look_for_late_every : look_every;
         if (well) {
@@ -66,6 +70,9 @@ asio::awaitable<void> manager::reconcile_until_done() {
             const std::optional<cloud::failure> held = account_.held_back();
             delay =
                 std::max(retry.next(), held ? *held->retry_after : std::chrono::milliseconds(0));
+        }
+        if (reconcile_again_) {
+            continue;
         }
         asio::steady_timer timer(executor_, delay);
         co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
@@ -127,6 +134,7 @@ asio::awaitable<bool> manager::reconcile() {
         }
     }
     co_await save_or_complain();
+    retire_old();
     co_return true;
 }
 
@@ -213,6 +221,9 @@ void manager::apply_state(entry& each, const cloud::sandbox_info& seen) {
     }
     if (core::is_active(record.state) && !core::is_active(state)) {
         places_.on_freed(now());
+    }
+    if (!seen.plan.empty()) {
+        record.runs_on = seen.plan;
     }
     if (state != core::life_state::unknown) {
         record.state = state;

@@ -123,6 +123,10 @@ std::string manager::who_holds_places() const {
 asio::awaitable<std::optional<rpc_error>>
 manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
                         std::optional<cloud::failure> refused) {
+    if (std::optional<rpc_error> spent = over_budget()) {
+        places_.leave(std::exchange(op->ticket, 0));
+        co_return spent;
+    }
     if (op->ticket != 0 && refused) {
         places_.on_refused(op->ticket, now(), refused->retry_after, account_.jitter());
     } else {

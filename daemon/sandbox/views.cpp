@@ -7,6 +7,9 @@
 namespace sandboxd::sandbox {
 namespace {
 
+// The platform deletes what has been stopped for seven days (D).
+constexpr std::chrono::seconds expires_soon = std::chrono::hours(24 * 6);
+
 std::string in_seconds(std::chrono::milliseconds time) {
     return std::to_string((time.count() + 999) / 1000) + " s";
 }
@@ -18,7 +21,9 @@ std::string commands_running(std::size_t count) {
 } // namespace
 
 view manager::view_of(const entry& each) const {
-    view shown{each.record, std::nullopt, each.leases, why_awake(each), each.holders.size()};
+    view shown{each.record,     std::nullopt, each.leases,
+               why_awake(each), std::nullopt, each.holders.size()};
+    shown.usd_per_hour = is_billed(each) ? price_of(each.record) : std::optional(0.0);
     if (is_idle(each)) {
         shown.idle = awake() - each.last_used;
     }
@@ -73,8 +78,20 @@ std::vector<view> manager::list() {
     return all;
 }
 
+std::vector<core::sandbox_key> manager::about_to_expire() const {
+    std::vector<core::sandbox_key> keys;
+    for (const auto& [key, each] : entries_) {
+        const core::sandbox_record& record = each->record;
+        if (record.state == core::life_state::stopped && record.stopped_since != 0 &&
+            cloud_time() - record.stopped_since >= expires_soon.count()) {
+            keys.push_back(key);
+        }
+    }
+    return keys;
+}
+
 int manager::active() const {
-    return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
+    return others_active_ + static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
         return core::is_active(each.second->record.state) || each.second->record.create_pending;
     }));
 }
@@ -84,9 +101,6 @@ std::vector<std::string> manager::complaints() const {
     if (!reconcile_trouble_.empty()) {
         texts.push_back("the sandboxes could not be compared with what the platform says: " +
                         reconcile_trouble_);
-    }
-    if (!store_.trouble().empty()) {
-        texts.push_back("the state could not be written: " + store_.trouble());
     }
     return texts;
 }

@@ -9,6 +9,63 @@ namespace {
 
 namespace json = boost::json;
 
+json::object to_json(const core::usage& usage) {
+    return {{"seconds", usage.seconds},       {"usd", usage.usd},
+            {"unpriced_s", usage.unpriced_s}, {"counted_to_ms", usage.counted_to.count()},
+            {"saving_s", usage.saving_s},     {"saved_to_ms", usage.saved_to.count()}};
+}
+
+core::usage usage_from(const json::object& object) {
+    const auto number = [&](const char* name) { return object.at(name).to_number<double>(); };
+    const auto time = [&](const char* name) {
+        return core::milliseconds(object.at(name).to_number<std::int64_t>());
+    };
+    core::usage usage;
+    usage.seconds = number("seconds");
+    usage.usd = number("usd");
+    usage.unpriced_s = number("unpriced_s");
+    usage.counted_to = time("counted_to_ms");
+    usage.saving_s = number("saving_s");
+    usage.saved_to = time("saved_to_ms");
+    return usage;
+}
+
+json::object to_json(const core::ledger& ledger) {
+    return {{"day", ledger.day},
+            {"today_usd", ledger.today_usd},
+            {"total_usd", ledger.total_usd},
+            {"saved_today_usd", ledger.saved_today_usd},
+            {"saved_usd", ledger.saved_usd}};
+}
+
+core::ledger ledger_from(const json::object& object) {
+    const auto number = [&](const char* name) { return object.at(name).to_number<double>(); };
+    core::ledger ledger;
+    ledger.day = object.at("day").to_number<std::int64_t>();
+    ledger.today_usd = number("today_usd");
+    ledger.total_usd = number("total_usd");
+    ledger.saved_today_usd = number("saved_today_usd");
+    ledger.saved_usd = number("saved_usd");
+    return ledger;
+}
+
+json::object to_json(const price_list& prices) {
+    json::object usd;
+    for (const auto& [plan, price] : prices.usd_per_hour) {
+        usd[plan] = price;
+    }
+    return {{"at", prices.at}, {"usd_per_hour", std::move(usd)}};
+}
+
+price_list prices_from(const json::object& object) {
+    price_list prices;
+    for (const auto& [plan, price] : object.at("usd_per_hour").as_object()) {
+        prices.usd_per_hour.emplace(std::string(plan), price.to_number<double>());
+    }
+    prices.at = object.at("at").to_number<std::int64_t>();
+    return prices;
+}
+
 // Text that a JSON string cannot hold does not come in: keys reach us in JSON.
 json::object to_json(const core::sandbox_record& record) {
     json::array doubts;
@@ -28,6 +85,9 @@ json::object to_json(const core::sandbox_record& record) {
             {"state", core::to_string(record.state)},
             {"generation", record.generation},
             {"created_at", record.created_at},
+            {"runs_on", record.runs_on},
+            {"stopped_since", record.stopped_since},
+            {"usage", to_json(record.usage)},
             {"state_lost", record.state_lost},
             {"owner", json::object{{"pid", record.owner.pid},
                                    {"start_time", record.owner.start_time},
@@ -54,6 +114,15 @@ core::sandbox_record record_from(const json::object& object) {
     record.generation = object.at("generation").to_number<std::uint64_t>();
     record.created_at = object.at("created_at").to_number<std::int64_t>();
     // What follows is younger than the format: files of older daemons lack it.
+    if (const json::value* plan = object.if_contains("runs_on")) {
+        record.runs_on = json::value_to<std::string>(*plan);
+    }
+    if (const json::value* since = object.if_contains("stopped_since")) {
+        record.stopped_since = since->to_number<std::int64_t>();
+    }
+    if (const json::value* usage = object.if_contains("usage")) {
+        record.usage = usage_from(usage->as_object());
+    }
     if (const json::value* lost = object.if_contains("state_lost")) {
         record.state_lost = lost->as_bool();
     }
@@ -76,13 +145,15 @@ core::sandbox_record record_from(const json::object& object) {
 
 } // namespace
 
-std::string format_state(const std::vector<core::sandbox_record>& records) {
+std::string format_state(const saved_state& state) {
     json::array sandboxes;
-    for (const core::sandbox_record& record : records) {
+    for (const core::sandbox_record& record : state.records) {
         sandboxes.push_back(to_json(record));
     }
-    return json::serialize(
-               json::object{{"version", state_version}, {"sandboxes", std::move(sandboxes)}}) +
+    return json::serialize(json::object{{"version", state_version},
+                                        {"sandboxes", std::move(sandboxes)},
+                                        {"ledger", to_json(state.ledger)},
+                                        {"prices", to_json(state.prices)}}) +
            "\n";
 }
 
@@ -114,10 +185,21 @@ parsed_state parse_state(std::string_view text) {
                 parsed.rejected.push_back(where + "a second one for the same key");
                 continue;
             }
-            parsed.records.push_back(std::move(record));
+            parsed.state.records.push_back(std::move(record));
         } catch (const std::exception& problem) {
             parsed.rejected.push_back(where + problem.what());
         }
+    }
+    // Neither is worth losing a sandbox for.
+    try {
+        if (const json::value* ledger = root.as_object().if_contains("ledger")) {
+            parsed.state.ledger = ledger_from(ledger->as_object());
+        }
+        if (const json::value* prices = root.as_object().if_contains("prices")) {
+            parsed.state.prices = prices_from(prices->as_object());
+        }
+    } catch (const std::exception& problem) {
+        parsed.rejected.push_back(std::string("the account of costs: ") + problem.what());
     }
     return parsed;
 }

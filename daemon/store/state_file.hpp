@@ -5,8 +5,10 @@
 // comes from a newer version, is an error, and the caller keeps it (see state_store).
 #pragma once
 
+#include "core/money.hpp"
 #include "core/sandbox_record.hpp"
 
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -21,12 +23,23 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-struct parsed_state {
+struct price_list {
+    std::int64_t at = 0;                        // unix seconds of the cloud's clock; 0: never asked
+    std::map<std::string, double> usd_per_hour; // by plan
+};
+
+struct saved_state {
     std::vector<core::sandbox_record> records;
+    core::ledger ledger;
+    price_list prices;
+};
+
+struct parsed_state {
+    saved_state state;
     std::vector<std::string> rejected; // one reason for each record left out
 };
 
-std::string format_state(const std::vector<core::sandbox_record>& records);
+std::string format_state(const saved_state& state);
 parsed_state parse_state(std::string_view text); // throws unreadable_state
 
 } // namespace sandboxd::store

@@ -2,7 +2,6 @@
 
 #include "base/condition.hpp"
 #include "store/quarantine.hpp"
-#include "store/state_file.hpp"
 #include "sys/file.hpp"
 
 #include <boost/asio/co_spawn.hpp>
@@ -50,7 +49,7 @@ loaded_state state_store::load() {
     }
     try {
         parsed_state parsed = parse_state(*text);
-        loaded.records = std::move(parsed.records);
+        loaded.state = std::move(parsed.state);
         if (!parsed.rejected.empty()) {
             // The rest is used, but what could not be read must not be overwritten unseen.
             const std::filesystem::path kept = aside_name(file, ".partly-bad");
@@ -68,9 +67,9 @@ loaded_state state_store::load() {
     return loaded;
 }
 
-asio::awaitable<void> state_store::save(std::vector<core::sandbox_record> records) {
+asio::awaitable<void> state_store::save(saved_state what) {
     const std::shared_ptr<shared> state = shared_;
-    state->next = format_state(records);
+    state->next = format_state(what);
     const std::uint64_t mine = ++state->asked;
     while (state->settled < mine) {
         if (state->writing) {

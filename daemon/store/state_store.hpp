@@ -5,7 +5,7 @@
 // asked to keep is on disk. The directory belongs to the holder of the instance lock.
 #pragma once
 
-#include "core/sandbox_record.hpp"
+#include "store/state_file.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -20,7 +20,7 @@
 namespace sandboxd::store {
 
 struct loaded_state {
-    std::vector<core::sandbox_record> records;
+    saved_state state;
     // What a person should know: a file that could not be read and where it was kept, records left
     // out. Health shows it.
     std::vector<std::string> complaints;
@@ -36,9 +36,9 @@ public:
     // going on would overwrite it.
     loaded_state load();
 
-    // Completes when `records`, or what a later call brought, is on disk. Throws std::system_error
+    // Completes when `what`, or what a later call brought, is on disk. Throws std::system_error
     // if it is not. Not cancellable: a state that was told to be kept is kept.
-    boost::asio::awaitable<void> save(std::vector<core::sandbox_record> records);
+    boost::asio::awaitable<void> save(saved_state what);
 
     // Why the last write failed; empty if it did not.
     const std::string& trouble() const noexcept;

@@ -29,6 +29,17 @@ duration parse_positive(std::string_view text) {
     return value;
 }
 
+double parse_dollars(std::string_view text) {
+    double value = 0;
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+    if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value < 1e6)) {
+        throw std::invalid_argument("\"" + std::string(text) +
+                                    "\" is not an amount of dollars such as 5 or 2.50");
+    }
+    return value;
+}
+
 int parse_count(std::string_view text, int low, int high) {
     int value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -111,6 +122,20 @@ constexpr option table[] = {
      "60",
      "a one-session sandbox is deleted when its client's process has been gone for so long",
      [](settings& s, const std::string& text) { s.orphan_grace = parse_duration(text); }},
+    {{"retention"},
+     "TIME",
+     "off",
+     "delete a sandbox, and its files, that has been stopped for so long; off: never",
+     [](settings& s, const std::string& text) {
+         s.retention = text == "off" ? duration(0) : parse_positive(text);
+     }},
+    {{"budget-per-day"},
+     "USD",
+     "off",
+     "start nothing new on a day that has cost so much; what runs goes on",
+     [](settings& s, const std::string& text) {
+         s.budget_per_day = text == "off" ? 0 : parse_dollars(text);
+     }},
     {{"max-active"},
      "N",
      "5",

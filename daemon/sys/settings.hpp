@@ -50,6 +50,10 @@ struct settings {
     duration evict_min_idle = std::chrono::seconds(60);
     // A one-session sandbox is deleted when its client's process has been gone for so long.
     duration orphan_grace = std::chrono::seconds(60);
+    // A sandbox that has been stopped for so long is deleted, by the cloud's clock; 0: never.
+    duration retention{0};
+    // US dollars; from so much on a day nothing new is started. 0: no budget.
+    double budget_per_day = 0;
     // Sandboxes that may be active at once, 1..1000; the platform's own cap is 5 (S).
     int max_active = 5;
     // `timeout_seconds` of new sandboxes, the platform's own idle stop; >= 1 s.

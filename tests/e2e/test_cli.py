@@ -330,10 +330,11 @@ def test_status(daemon: Daemon, emulator: Emulator) -> None:
     assert text == f"""\
 daemon    ready, version 0.1.0, pid N, up Ns
 account   URL, key 09ad442b2d2785dc, 1 of 5 sandboxes active
+money     $0.04 an hour now, $0.00 today
 
-STATE    TASK     PLAN  IDLE  RUNNING  {'SANDBOX':{width}}  PROFILE  AWAKE BECAUSE
-stopped  warm     -        -        -  {'id-warm':{width}}  /srv/p
-running  default  -       0s        1  {'id-default':{width}}  default  1 command is running
+STATE    TASK     PLAN    IDLE  RUNNING  $ AN HOUR   COST  {'SANDBOX':{width}}  PROFILE  AWAKE BECAUSE
+stopped  warm     medium     -        -          0  $0.00  {'id-warm':{width}}  /srv/p
+running  default  medium    0s        1       0.04  $0.00  {'id-default':{width}}  default  1 command is running
 """
 
 

@@ -32,7 +32,8 @@ def fingerprint(api_key: str) -> str:
 
 
 def health(peer: Peer) -> dict[str, list[dict[str, Any]]]:
-    """The health items by their code; daemon.status and daemon.health must tell the same."""
+    """The health items by their code, once it has compared; daemon.status and daemon.health must tell the same."""
+    wait_until(lambda: peer.status()["daemon"]["phase"] == "ready", "it has compared with the cloud")
     items: list[dict[str, Any]] = peer.call("daemon.health")["health"]
     assert peer.status()["health"] == items
     by_code: dict[str, list[dict[str, Any]]] = {}
@@ -433,7 +434,7 @@ def test_a_disk_that_fills_up_later_stops_new_sandboxes_only(make_daemon: Make, 
         failed = peer.run("true", key=OTHER)
         assert (failed.reason, failed.started, failed.returncode) == ("failed", "no", None)
         assert emulator.count(CREATE) == 1
-        assert "No space left on device" in health(peer)["degraded"][0]["text"]
+        assert "No space left on device" in health(peer)["state_unwritable"][0]["text"]
         assert [each["id"] for each in peer.status()["sandboxes"]] == [first]
         filler.unlink()
         assert peer.call("sandbox.ensure", {"key": OTHER})["created"] is True
@@ -656,3 +657,19 @@ def test_a_key_file_that_is_not_fit_is_refused(tmp_path: pathlib.Path, emulator:
     daemon = Daemon(tmp_path, emulator.url, None, api_key_file=file)
     told = start_refused(daemon)
     assert said in told and str(file) in told
+
+
+def test_a_state_of_an_older_daemon_is_read(daemon: Daemon, emulator: Emulator) -> None:
+    """As the first version wrote it: without costs, owners and doubts."""
+    first = with_sandbox(daemon)
+    daemon.stop()
+    file = daemon.state_dir / "state.json"
+    fields = ("profile", "task", "persistent", "plan", "base_url", "fingerprint", "creation_id", "attempt", "create_pending", "sandbox_id",
+              "state", "generation", "created_at")
+    records = json.loads(file.read_text())["sandboxes"]
+    file.write_text(json.dumps({"version": 1, "sandboxes": [{name: record[name] for name in fields} for record in records]}))
+    daemon.start()
+    with daemon.peer() as peer:
+        assert health(peer) == {}
+        assert peer.sh("cat /workspace/file").stdout == b"kept\n"
+        assert peer.call("sandbox.get", {"key": KEY})["sandbox"]["id"] == first

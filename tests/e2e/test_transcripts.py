@@ -40,6 +40,8 @@ VOLATILE = {
     "base_url": "<base URL>", "uptime_s": "<seconds>", "waited_s": "<seconds>", "elapsed_s": "<seconds>", "idle_s": "<seconds>",
     "created_at": "<time>", "http_requests": "<count>", "rpc_requests": "<count>", "connections": "<count>",
 }
+# Also where they are null or 0: whether the price is known yet is a matter of milliseconds.
+MONEY = {name: "<dollars>" for name in ("rate_usd_per_hour", "cost_usd", "today_usd", "total_usd", "saved_today_usd", "saved_usd")}
 SANDBOX = re.compile(r"\bsb_[0-9a-z]+\b")
 
 
@@ -59,7 +61,7 @@ class Names:
 
     def _value(self, value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
-            return {key: VOLATILE[key] if key in VOLATILE and not isinstance(each, (dict, list, type(None))) else self._value(each, key)
+            return {key: MONEY[key] if key in MONEY else VOLATILE[key] if key in VOLATILE and not isinstance(each, (dict, list, type(None))) else self._value(each, key)
                     for key, each in value.items()}
         if isinstance(value, list):
             return [self._value(each) for each in value]

@@ -25,10 +25,16 @@ json::object a_status() {
             {"key": {"profile": "default", "task": "default"}, "id": "sb_3fk2", "state": "running",
              "plan": "medium", "persistent": true, "generation": 2, "idle_s": 12.3,
              "running": ["a", "b"], "awake_because": "2 commands are running",
-             "created_at": 1764400000, "holders": 1},
+             "created_at": 1764400000, "holders": 1, "rate_usd_per_hour": 0.04, "cost_usd": 1.234},
             {"key": {"profile": "/home/ada/.hermes", "task": "session:42"}, "id": null,
              "state": "absent", "plan": "", "persistent": false, "generation": 0, "idle_s": null,
-             "running": [], "awake_because": null, "created_at": null, "holders": 0}],
+             "running": [], "awake_because": null, "created_at": null, "holders": 0,
+             "rate_usd_per_hour": null}],
+        "money": {"rate_usd_per_hour": 0.04, "prices_known": true, "today_usd": 0.5,
+                  "total_usd": 20, "saved_today_usd": 0.1, "saved_usd": 9,
+                  "budget_per_day_usd": 5},
+        "orphans": [{"id": "sb_lost", "state": "stopped", "plan": "large", "task": "old",
+                     "key": null, "persistent": true, "created_at": null}],
         "health": [{"code": "retention", "severity": "warning", "text": "It goes soon.",
                     "hint": "start it"}],
         "counters": {}})");
@@ -85,10 +91,14 @@ TEST_CASE("status: the whole page") {
     CHECK(render_status(a_status(), plain, "0.1.0") ==
           R"(daemon    ready, version 0.1.0, pid 4711, up 1h 2m
 account   https://api.deepinfra.com, key 5c1f0a9be2d34c77, 1 of 5 sandboxes active
+money     $0.04 an hour now, $0.50 today of a budget of $5.00, $0.10 saved by idle stops
 
-STATE    TASK        PLAN           IDLE  RUNNING  SANDBOX  PROFILE            AWAKE BECAUSE
-running  default     medium          12s        2  sb_3fk2  default            2 commands are running
-absent   session:42  - (ephemeral)     -        -  -        /home/ada/.hermes
+STATE    TASK        PLAN           IDLE  RUNNING  $ AN HOUR   COST  SANDBOX  PROFILE            AWAKE BECAUSE
+running  default     medium          12s        2       0.04  $1.23  sb_3fk2  default            2 commands are running
+absent   session:42  - (ephemeral)     -        -          -      -  -        /home/ada/.hermes
+
+STATE    TASK  PLAN   SANDBOX WITHOUT A RECORD
+stopped  old   large  sb_lost
 
 warning: It goes soon.
     start it
@@ -104,6 +114,8 @@ TEST_CASE("status: a fresh daemon without a key") {
                          {"active", nullptr}};
     status["sandboxes"] = json::array();
     status["health"] = json::array();
+    status.erase("money"); // as of a daemon that does not count it
+    status.erase("orphans");
     CHECK(render_status(status, plain, "0.1.0") ==
           R"(daemon    ready, version 0.1.0, pid 4711, up 1h 2m
 account   https://api.deepinfra.com, no API key

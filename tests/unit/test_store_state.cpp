@@ -39,7 +39,18 @@ sandbox_record full_record(std::string task = "session:42") {
     record.state = core::life_state::stopping;
     record.generation = std::numeric_limits<std::uint64_t>::max();
     record.created_at = 1'764'400'000;
+    record.runs_on = "large";
+    record.stopped_since = 1'764'400'001;
+    record.usage = {12.5, 0.25, 1.5, core::milliseconds(77), 3.5, core::milliseconds(78)};
+    record.owner = {4711, 99, "boot"};
+    record.owner_gone = true;
+    record.state_lost = true;
+    record.doubts = {{"s-0", 5}, {"s-1", 0}};
     return record;
+}
+
+saved_state with(std::vector<sandbox_record> records) {
+    return {std::move(records), {}, {}};
 }
 
 bool same(const sandbox_record& a, const sandbox_record& b) {
@@ -47,7 +58,13 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.base_url == b.base_url && a.fingerprint == b.fingerprint &&
            a.creation_id == b.creation_id && a.attempt == b.attempt &&
            a.create_pending == b.create_pending && a.sandbox_id == b.sandbox_id &&
-           a.state == b.state && a.generation == b.generation && a.created_at == b.created_at;
+           a.state == b.state && a.generation == b.generation && a.created_at == b.created_at &&
+           a.runs_on == b.runs_on && a.stopped_since == b.stopped_since &&
+           a.usage.usd == b.usage.usd && a.usage.counted_to == b.usage.counted_to &&
+           a.usage.saving_s == b.usage.saving_s && a.owner.pid == b.owner.pid &&
+           a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
+           a.owner_gone == b.owner_gone && a.state_lost == b.state_lost &&
+           a.doubts.size() == b.doubts.size();
 }
 
 std::string replaced(std::string text, std::string_view what, std::string_view by) {
@@ -60,7 +77,7 @@ std::string replaced(std::string text, std::string_view what, std::string_view b
 void save(boost::asio::io_context& io, state_store& store, std::vector<sandbox_record> records) {
     std::exception_ptr problem;
     bool done = false;
-    boost::asio::co_spawn(io, store.save(std::move(records)), [&](std::exception_ptr error) {
+    boost::asio::co_spawn(io, store.save(with(std::move(records))), [&](std::exception_ptr error) {
         problem = error;
         done = true;
     });
@@ -75,30 +92,30 @@ const std::string machine = "0123456789abcdef0123456789abcdef";
 } // namespace
 
 TEST_CASE("state file: every field comes back") {
-    const std::string text = format_state({full_record(), sandbox_record{}});
+    const std::string text = format_state(with({full_record(), sandbox_record{}}));
     CHECK(text.ends_with("\n"));
     const parsed_state parsed = parse_state(text);
     CHECK(parsed.rejected.empty());
-    REQUIRE(parsed.records.size() == 2);
-    CHECK(same(parsed.records[0], full_record()));
-    CHECK(same(parsed.records[1], sandbox_record{}));
-    CHECK(format_state(parsed.records) == text);
+    REQUIRE(parsed.state.records.size() == 2);
+    CHECK(same(parsed.state.records[0], full_record()));
+    CHECK(same(parsed.state.records[1], sandbox_record{}));
+    CHECK(format_state(parsed.state) == text);
 }
 
 TEST_CASE("state file: every state comes back") {
     for (int i = 0; i <= static_cast<int>(core::life_state::unknown); ++i) {
         sandbox_record record = full_record();
         record.state = static_cast<core::life_state>(i);
-        CHECK(parse_state(format_state({record})).records.at(0).state == record.state);
+        CHECK(parse_state(format_state(with({record}))).state.records.at(0).state == record.state);
     }
 }
 
 TEST_CASE("state file: no records, and fields of a later version-1 daemon") {
-    CHECK(parse_state(format_state({})).records.empty());
+    CHECK(parse_state(format_state({})).state.records.empty());
     const std::string text = replaced(
-        replaced(format_state({full_record()}), "{\"version\"", "{\"more\":[],\"version\""),
+        replaced(format_state(with({full_record()})), "{\"version\"", "{\"more\":[],\"version\""),
         "\"profile\"", "\"also\":{},\"profile\"");
-    CHECK(same(parse_state(text).records.at(0), full_record()));
+    CHECK(same(parse_state(text).state.records.at(0), full_record()));
 }
 
 TEST_CASE("state file: what makes no sense as a whole is an error") {
@@ -110,7 +127,7 @@ TEST_CASE("state file: what makes no sense as a whole is an error") {
         CAPTURE(text);
         CHECK_THROWS_AS(parse_state(text), unreadable_state);
     }
-    const std::string whole = format_state({full_record()});
+    const std::string whole = format_state(with({full_record()}));
     for (std::size_t size = 0; size + 2 < whole.size(); size += 7) {
         CHECK_THROWS_AS(parse_state(whole.substr(0, size)), unreadable_state);
     }
@@ -122,7 +139,8 @@ TEST_CASE("state file: a newer version is not guessed at") {
 }
 
 TEST_CASE("state file: one bad record blocks no other") {
-    const std::string good = format_state({full_record("a"), full_record("b"), full_record("c")});
+    const std::string good =
+        format_state(with({full_record("a"), full_record("b"), full_record("c")}));
     struct row {
         const char* what;
         const char* by;
@@ -133,19 +151,19 @@ TEST_CASE("state file: one bad record blocks no other") {
           row{"\"task\":\"b\",\"persistent\":false", "\"task\":\"b\",\"persistent\":null"}}) {
         CAPTURE(each.by);
         const parsed_state parsed = parse_state(replaced(good, each.what, each.by));
-        REQUIRE(parsed.records.size() == 2);
-        CHECK(parsed.records[0].key.task == "a");
-        CHECK(parsed.records[1].key.task == "c");
+        REQUIRE(parsed.state.records.size() == 2);
+        CHECK(parsed.state.records[0].key.task == "a");
+        CHECK(parsed.state.records[1].key.task == "c");
         REQUIRE(parsed.rejected.size() == 1);
         CHECK(parsed.rejected[0].starts_with("record 1: "));
     }
     const parsed_state parsed = parse_state(R"({"version":1,"sandboxes":[7,null,"x",[],{}]})");
-    CHECK(parsed.records.empty());
+    CHECK(parsed.state.records.empty());
     CHECK(parsed.rejected.size() == 5);
 }
 
 TEST_CASE("state file: numbers out of range are not taken") {
-    const std::string good = format_state({full_record()});
+    const std::string good = format_state(with({full_record()}));
     for (const auto& [what, by] :
          {std::pair{"\"attempt\":3", "\"attempt\":3000000000"},
           std::pair{"\"attempt\":3", "\"attempt\":1.5"},
@@ -159,17 +177,17 @@ TEST_CASE("state file: numbers out of range are not taken") {
 TEST_CASE("state file: a second record for one key is set aside") {
     sandbox_record other = full_record();
     other.sandbox_id = "sb_2";
-    const parsed_state parsed = parse_state(format_state({full_record(), other}));
-    REQUIRE(parsed.records.size() == 1);
-    CHECK(parsed.records[0].sandbox_id == "sb_1");
+    const parsed_state parsed = parse_state(format_state(with({full_record(), other})));
+    REQUIRE(parsed.state.records.size() == 1);
+    CHECK(parsed.state.records[0].sandbox_id == "sb_1");
     REQUIRE(parsed.rejected.size() == 1);
     CHECK(parsed.rejected[0].find("same key") != std::string::npos);
 }
 
 TEST_CASE("state file: a state from the future is one nobody knows") {
     const std::string text =
-        replaced(format_state({full_record()}), "\"stopping\"", "\"hibernating\"");
-    CHECK(parse_state(text).records.at(0).state == core::life_state::unknown);
+        replaced(format_state(with({full_record()})), "\"stopping\"", "\"hibernating\"");
+    CHECK(parse_state(text).state.records.at(0).state == core::life_state::unknown);
 }
 
 TEST_CASE("state store: what was saved is loaded by the next daemon") {
@@ -177,7 +195,7 @@ TEST_CASE("state store: what was saved is loaded by the next daemon") {
     boost::asio::io_context io;
     {
         state_store store(io.get_executor(), dir.path());
-        CHECK(store.load().records.empty());
+        CHECK(store.load().state.records.empty());
         save(io, store, {full_record("a")});
         save(io, store, {full_record("a"), full_record("b")});
         CHECK(store.trouble().empty());
@@ -188,8 +206,8 @@ TEST_CASE("state store: what was saved is loaded by the next daemon") {
     state_store next(io.get_executor(), dir.path());
     const loaded_state loaded = next.load();
     CHECK(loaded.complaints.empty());
-    REQUIRE(loaded.records.size() == 2);
-    CHECK(same(loaded.records[1], full_record("b")));
+    REQUIRE(loaded.state.records.size() == 2);
+    CHECK(same(loaded.state.records[1], full_record("b")));
 }
 
 TEST_CASE("state store: saves asked for at once all end, and the last one stands") {
@@ -198,12 +216,12 @@ TEST_CASE("state store: saves asked for at once all end, and the last one stands
     state_store store(io.get_executor(), dir.path());
     int ended = 0;
     for (int i = 0; i < 50; ++i) {
-        boost::asio::co_spawn(io, store.save({full_record(std::to_string(i))}),
+        boost::asio::co_spawn(io, store.save(with({full_record(std::to_string(i))})),
                               [&](std::exception_ptr error) { ended += error ? 0 : 1; });
     }
     io.run();
     CHECK(ended == 50);
-    CHECK(store.load().records.at(0).key.task == "49");
+    CHECK(store.load().state.records.at(0).key.task == "49");
 }
 
 TEST_CASE("state store: a write that fails is told, kept in mind, and made good by the next") {
@@ -216,7 +234,7 @@ TEST_CASE("state store: a write that fails is told, kept in mind, and made good 
     fs::create_directory(home);
     save(io, store, {full_record()});
     CHECK(store.trouble().empty());
-    CHECK(store.load().records.size() == 1);
+    CHECK(store.load().state.records.size() == 1);
 }
 
 TEST_CASE("state store: an unreadable file is kept under another name, never over an older one") {
@@ -227,7 +245,7 @@ TEST_CASE("state store: an unreadable file is kept under another name, never ove
         const std::string garbage = std::string("garbage for ") + name;
         write_file(dir / "state.json", garbage);
         const loaded_state loaded = store.load();
-        CHECK(loaded.records.empty());
+        CHECK(loaded.state.records.empty());
         REQUIRE(loaded.complaints.size() == 1);
         CHECK(loaded.complaints[0].find((dir / name).string()) != std::string::npos);
         CHECK(content_of(dir / name) == garbage);
@@ -254,16 +272,16 @@ TEST_CASE("state store: a partly bad file is used, and kept as it was") {
     const temp_dir dir;
     boost::asio::io_context io;
     state_store store(io.get_executor(), dir.path());
-    const std::string text = replaced(format_state({full_record("a"), full_record("b")}),
+    const std::string text = replaced(format_state(with({full_record("a"), full_record("b")})),
                                       "\"task\":\"a\"", "\"task\":1");
     write_file(dir / "state.json", text);
     const loaded_state loaded = store.load();
-    REQUIRE(loaded.records.size() == 1);
-    CHECK(loaded.records[0].key.task == "b");
+    REQUIRE(loaded.state.records.size() == 1);
+    CHECK(loaded.state.records[0].key.task == "b");
     REQUIRE(loaded.complaints.size() == 1);
     CHECK(loaded.complaints[0].find("record 0") != std::string::npos);
     CHECK(loaded.complaints[0].find("state.json.partly-bad") != std::string::npos);
-    save(io, store, loaded.records);
+    save(io, store, loaded.state.records);
     CHECK(content_of(dir / "state.json.partly-bad") == text);
     CHECK(store.load().complaints.empty());
     write_file(dir / "state.json", text);
@@ -301,7 +319,7 @@ TEST_CASE("instance: a machine without an id has one too") {
 TEST_CASE("instance: a home cloned to another machine becomes another daemon there") {
     const temp_dir dir;
     const std::string id = load_instance(dir.path(), machine).id;
-    const std::string state = format_state({full_record()});
+    const std::string state = format_state(with({full_record()}));
     write_file(dir / "state.json", state);
     const instance cloned = load_instance(dir.path(), "ffff" + machine.substr(4));
     CHECK(cloned.id != id);
@@ -344,4 +362,34 @@ TEST_CASE("instance: the machine's id is not shown as it is") {
         CHECK(plain.find(hashed) == std::string::npos);
         CHECK(hashed == hashed_machine_id());
     }
+}
+
+TEST_CASE("state: costs and prices come back, and damaged ones take no sandbox with them") {
+    saved_state state = with({full_record()});
+    state.ledger = {2026333, 1.25, 20.5, 0.5, 3.5};
+    state.prices = {1'764'400'000, {{"small", 0.02}, {"large", 0.08}}};
+    const std::string text = format_state(state);
+    const parsed_state parsed = parse_state(text);
+    CHECK(parsed.rejected.empty());
+    CHECK(parsed.state.ledger.today_usd == 1.25);
+    CHECK(parsed.state.ledger.saved_usd == 3.5);
+    CHECK(parsed.state.prices.at == state.prices.at);
+    CHECK(parsed.state.prices.usd_per_hour == state.prices.usd_per_hour);
+    const parsed_state damaged =
+        parse_state(replaced(text, "\"today_usd\":", "\"today_usd\":[],\"x\":"));
+    CHECK(damaged.state.records.size() == 1);
+    CHECK(damaged.rejected.size() == 1);
+}
+
+TEST_CASE("state: a file of a daemon that kept no account is read") {
+    constexpr std::string_view old =
+        R"({"version":1,"sandboxes":[{"profile":"p","task":"t","persistent":true,"plan":"","base_url":"u",)"
+        R"("fingerprint":"f","creation_id":"c","attempt":1,"create_pending":false,"sandbox_id":"sb_1",)"
+        R"("state":"stopped","generation":3,"created_at":5}]})";
+    const parsed_state parsed = parse_state(old);
+    CHECK(parsed.rejected.empty());
+    REQUIRE(parsed.state.records.size() == 1);
+    CHECK(parsed.state.records[0].sandbox_id == "sb_1");
+    CHECK_FALSE(parsed.state.records[0].state_lost);
+    CHECK(parsed.state.prices.at == 0);
 }

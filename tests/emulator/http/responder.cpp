@@ -11,8 +11,8 @@ namespace emulator::http {
 
 namespace {
 
-std::string http_date() {
-    const std::time_t now = std::time(nullptr);
+std::string http_date(std::int64_t ahead_s) {
+    const std::time_t now = std::time(nullptr) + ahead_s;
     std::tm parts{};
     ::gmtime_r(&now, &parts);
     char text[64];
@@ -32,7 +32,7 @@ void responder::head(int status, std::string_view content_type, std::optional<st
     record_.status = status;
     out_ += "HTTP/1.1 " + std::to_string(status) + " ";
     out_ += reason(status);
-    out_ += "\r\nDate: " + http_date() + "\r\nContent-Type: ";
+    out_ += "\r\nDate: " + http_date(date_offset_s_) + "\r\nContent-Type: ";
     out_ += content_type;
     if (length)
         out_ += "\r\nContent-Length: " + std::to_string(*length);

@@ -18,8 +18,11 @@ using header_list = std::vector<std::pair<std::string, std::string>>;
 
 class responder {
 public:
-    responder(connection& to, request_record& record, const fault_action& fault, bool keep_alive)
-        : to_(to), record_(record), fault_(fault), keep_alive_(keep_alive) {}
+    // `date_offset_s`: how far the Date it gives is ahead.
+    responder(connection& to, request_record& record, const fault_action& fault, bool keep_alive,
+              std::int64_t date_offset_s)
+        : to_(to), record_(record), fault_(fault), keep_alive_(keep_alive),
+          date_offset_s_(date_offset_s) {}
 
     task<void> reply(int status, std::string_view content_type, std::string_view body,
                      const header_list& headers = {});
@@ -53,6 +56,7 @@ private:
     request_record& record_;
     const fault_action& fault_;
     bool keep_alive_;
+    std::int64_t date_offset_s_;
     bool chunked_ = false;
     bool losing_ = true;
     bool stalled_ = false;

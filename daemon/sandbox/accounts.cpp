@@ -1,0 +1,162 @@
+// Money: what each sandbox costs, by observed states and the catalog's prices; the day's budget;
+// and what is deleted by its age.
+#include "core/money.hpp"
+#include "sandbox/entry.hpp"
+#include "sandbox/manager.hpp"
+
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <ctime>
+
+namespace sandboxd::sandbox {
+namespace asio = boost::asio;
+
+using namespace asio::experimental::awaitable_operators;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr std::chrono::minutes count_period{1};
+constexpr std::chrono::hours prices_last{24};
+
+// Another number for every day of this machine's people.
+std::int64_t day_of(milliseconds cloud) {
+    const std::time_t seconds = static_cast<std::time_t>(cloud.count() / 1000);
+    std::tm parts{};
+    ::localtime_r(&seconds, &parts);
+    return (static_cast<std::int64_t>(parts.tm_year) + 1900) * 1000 + parts.tm_yday;
+}
+
+std::string dollars(double usd) {
+    char text[32];
+    std::snprintf(text, sizeof text, "$%.2f", usd);
+    return text;
+}
+
+} // namespace
+
+std::int64_t manager::cloud_time() const {
+    return account_.cloud_now().count() / 1000;
+}
+
+std::optional<double> manager::price_of(const core::sandbox_record& record) const {
+    const std::string& plan = record.runs_on.empty() ? record.plan : record.runs_on;
+    const auto found = prices_.usd_per_hour.find(plan);
+    return found == prices_.usd_per_hour.end() ? std::nullopt : std::optional(found->second);
+}
+
+// The platform charges while it creates, starts, runs or stops (D). What is not known is as before.
+bool manager::is_billed(const entry& each) const {
+    const core::sandbox_record& record = each.record;
+    if (record.sandbox_id.empty()) {
+        return false;
+    }
+    return record.state == core::life_state::unknown ? record.usage.counted_to.count() != 0
+                                                     : core::is_active(record.state);
+}
+
+void manager::count_all() {
+    core::observation seen;
+    seen.now = account_.cloud_now();
+    seen.day = day_of(seen.now);
+    seen.longest_unused = options_.server_timeout;
+    for (const auto& [key, each] : entries_) {
+        core::sandbox_record& record = each->record;
+        seen.billed = is_billed(*each);
+        seen.usd_per_hour = price_of(record);
+        core::count(record.usage, ledger_, seen);
+        if (record.sandbox_id.empty()) {
+            record.usage = {}; // the next one is another sandbox
+        }
+        if (record.state != core::life_state::stopped) {
+            record.stopped_since = 0;
+        } else if (record.stopped_since == 0 && account_.cloud_heard()) {
+            record.stopped_since = cloud_time();
+        }
+    }
+}
+
+money manager::spending() {
+    count_all();
+    money now{ledger_, 0, options_.budget_per_day, true};
+    for (const auto& [key, each] : entries_) {
+        if (!is_billed(*each)) {
+            continue;
+        }
+        const std::optional<double> price = price_of(each->record);
+        now.usd_per_hour += price.value_or(0);
+        now.prices_known = now.prices_known && price.has_value();
+    }
+    return now;
+}
+
+core::budget_state manager::budget() {
+    count_all();
+    return core::judge_budget(ledger_, options_.budget_per_day);
+}
+
+// Refuses new starts and nothing else: what runs goes on.
+std::optional<rpc_error> manager::over_budget() {
+    if (budget() != core::budget_state::spent) {
+        return std::nullopt;
+    }
+    return rpc_error(error_name::budget_reached,
+                     "today's sandboxes have cost " + dollars(ledger_.today_usd) +
+                         ", and the budget is " + dollars(options_.budget_per_day) + " a day");
+}
+
+asio::awaitable<void> manager::keep_accounts() {
+    core::backoff retry(std::chrono::seconds(5), std::chrono::minutes(10));
+    for (;;) {
+        const bool any = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
+            return core::is_active(each.second->record.state);
+        });
+        if (!any || !account_.configured()) {
+            co_await pulse_->activity.wait();
+            continue;
+        }
+        milliseconds delay = count_period;
+        const std::int64_t age = cloud_time() - prices_.at;
+        if (age < 0 || age >= std::chrono::seconds(prices_last).count()) {
+            const auto ask = [](cloud::client& on) { return on.catalog(); };
+            const auto catalog = co_await account_.ask(ask);
+            if (catalog.has_value()) {
+                prices_.at = cloud_time();
+                prices_.usd_per_hour.clear();
+                for (const cloud::plan_info& plan : *catalog) {
+                    prices_.usd_per_hour[plan.id] = plan.price_per_hour;
+                }
+                retry.reset();
+                co_await save_or_complain();
+            } else {
+                delay = retry.next();
+            }
+        }
+        count_all();
+        asio::steady_timer timer(executor_, delay);
+        co_await timer.async_wait(asio::use_awaitable);
+    }
+}
+
+// Only just after a listing, by the time it was given with: a local clock may have jumped.
+void manager::retire_old() {
+    if (options_.retention == milliseconds(0) || !account_.cloud_heard()) {
+        return;
+    }
+    for (const auto& [key, each] : entries_) {
+        const core::sandbox_record& record = each->record;
+        const bool old =
+            record.state == core::life_state::stopped && record.stopped_since != 0 &&
+            std::chrono::seconds(cloud_time() - record.stopped_since) >= options_.retention;
+        if (old && !is_in_use(*each) && is_of_account(*each)) {
+            spdlog::info("{}: stopped for longer than retention, deleting it", describe(key));
+            begin(each, operation_kind::terminate, {});
+        }
+    }
+}
+
+} // namespace sandboxd::sandbox

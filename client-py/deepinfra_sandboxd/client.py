@@ -52,7 +52,7 @@ class Client:
     ) -> None:  # fmt: skip
         self.timeout, self.patience = timeout, patience
         self.progress: dict[tuple[str, str], str] = {}  # last progress text of each key waited for
-        self._socket_path, self._start, self._options = socket_path, start, options
+        self._socket_path, self._start, self.options = socket_path, start, options
         self._connection: Connection | None = None
         self._gone_since: float | None = None
         self._renew_locks()
@@ -231,7 +231,7 @@ class Client:
                 until = max(until, since + self.patience) if again else until
                 if not started and time.monotonic() >= since + (GRACE if again else 0):
                     started = True
-                    if daemon.start(self._socket_path, self._options):
+                    if daemon.start(self._socket_path, self.options):
                         until = max(until, time.monotonic() + START_LIMIT)
                 if time.monotonic() >= until:
                     raise

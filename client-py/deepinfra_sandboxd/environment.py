@@ -306,6 +306,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         None when it runs and can be asked. A stopped sandbox has no processes; of any other state
         nothing is known, and empty output keeps hermes polling.
         """
+        if not threading.main_thread().is_alive() and not self._client.alive:
+            raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
         state = self._state()
         if state == "running":
             return None

@@ -200,7 +200,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
     def post_setup(self) -> None:
         """Start the daemon, for good where there is systemd, hand it a key, and say what is still missing."""
         try:
-            if daemon.start(self._setting("socket"), self.client._options, enable=True):
+            if daemon.start(self._setting("socket"), self.client.options, enable=True):
                 hello = self.client.hello()
                 key = api_key()
                 if not hello.configured and key is None and sys.stdin.isatty():

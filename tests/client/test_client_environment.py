@@ -562,6 +562,8 @@ environment = DeepInfraProvider().create_environment(cwd="", timeout=5)
 def last():
     print(environment.execute("kill -0 1; echo $?"))
     environment.cleanup(force_remove=False)
+    environment._client.close()
+    print(environment.execute("echo x"), environment.cleanup())
 atexit.register(last)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -576,6 +578,8 @@ sys.stdin.readline()
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     shell.state = "stopped"
     ensured = shell.methods().count("sandbox.ensure")
-    assert process.communicate("\n", timeout=20)[0] == "{'output': '1\\n', 'returncode': 1}\n"
+    first, second = process.communicate("\n", timeout=20)[0].splitlines()
+    assert first == "{'output': '1\\n', 'returncode': 1}"
+    assert second == "{'output': '', 'returncode': 125} None" and len(shell.peers) == 1  # it connects no more
     assert shell.methods().count("sandbox.ensure") == ensured
     assert shell.wait_for("sandbox.release")["mode"] == "keep"

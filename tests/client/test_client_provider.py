@@ -87,7 +87,7 @@ def test_settings_come_from_the_variable_then_the_backends_own_then_the_plugins(
     deepinfra_sandboxd.register(context)
     (provider,) = context.providers
     assert isinstance(provider, DeepInfraProvider)
-    assert provider.client._options == ["--idle-stop", "90"]
+    assert provider.client.options == ["--idle-stop", "90"]
     environment = provider.create_environment(cwd="", timeout=5, task_id="s")
     ensured = shell.wait_for("sandbox.ensure")
     assert (ensured["plan"], ensured["persistent"]) == ("plugin", False) and environment._persistent is False

@@ -75,7 +75,11 @@ def _drain(handle: Any, capture: _Capture, stop: threading.Event) -> None:
         except (OSError, ValueError):
             break
         if data is None:
-            if handle.poll() is not None:
+            begun = time.monotonic()
+            code = handle.poll()
+            if time.monotonic() - begun > 0.5:
+                violations.append("poll() made the drain thread wait")
+            if code is not None:
                 idle_rounds += 1
                 if idle_rounds == 3:
                     break

@@ -181,7 +181,8 @@ class DeepInfraEnvironment(BaseEnvironment):
                 with self._syncing:
                     self._files.sync_back()
             if not force_remove:
-                self._client.post("sandbox.release", self._named | {"mode": "keep"})
+                if self._persistent:  # one that is of this process alone would end with its release
+                    self._client.post("sandbox.release", self._named | {"mode": "keep"})
             else:
                 self._client.call("sandbox.release", self._named | {"mode": "terminate"}, timeout=30)
         except Exception as error:

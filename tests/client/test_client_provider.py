@@ -255,6 +255,8 @@ def test_an_ephemeral_sandbox_goes_with_its_session(shell: ShellDaemon, provider
     assert shell.wait_for("sandbox.ensure")["persistent"] is False
     kept = provider.create_environment(cwd="", timeout=5, task_id="s2")
     assert kept._persistent is True and kept._session_scoped is False
+    environment.cleanup()
+    environment.cleanup(force_remove=False)
     provider.end_session(session_id="s2", platform="cli")
     provider.end_session(session_id=None)
     assert "sandbox.release" not in shell.methods()

@@ -18,6 +18,7 @@ struct group {
 const std::vector<group>& groups() {
     static const std::vector<group> all = {
         {"commands", {&exec_verb, &cancel_verb}},
+        {"files", {&cp_verb}},
         {"sandboxes", {&list_verb, &start_verb, &stop_verb, &terminate_verb, &plans_verb}},
         {"the daemon", {&status_verb, &doctor_verb, &wait_verb}},
     };

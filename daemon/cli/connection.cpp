@@ -35,7 +35,7 @@ failure unresponsive(const fs::path& socket) {
 
 failure closed(const fs::path& socket) {
     return {exit_code::unresponsive, "the daemon on " + socket.string() + " closed the connection",
-            std::string(look_at_it)};
+            std::string(look_at_it), std::string(connection_closed)};
 }
 
 failure gibberish(const fs::path& socket) {

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace sandboxd::cli {
 
@@ -19,10 +20,13 @@ enum class exit_code : int {
     cancelled = 130,
 };
 
+// The name of the failure that the daemon has closed the connection: it has ended, or is about to.
+inline constexpr std::string_view connection_closed = "connection_closed";
+
 class failure : public std::runtime_error {
 public:
     // `what`: what happened. `hint`: what to do about it; may be empty. `name`: of the daemon's
-    // error, if it is one.
+    // error, if it is one, or connection_closed.
     failure(exit_code code, const std::string& what, std::string hint = {}, std::string name = {})
         : std::runtime_error(what), code_(code), hint_(std::move(hint)), name_(std::move(name)) {}
 

@@ -82,6 +82,7 @@ extern const verb status_verb;
 extern const verb list_verb;
 extern const verb exec_verb;
 extern const verb cancel_verb;
+extern const verb cp_verb;
 extern const verb start_verb;
 extern const verb stop_verb;
 extern const verb terminate_verb;

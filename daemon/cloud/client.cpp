@@ -160,12 +160,14 @@ asio::awaitable<result<void>> client::put_content(std::string id, std::string pa
 }
 
 asio::awaitable<result<void>> client::put_file(std::string id, std::string path, int fd,
-                                               std::uint64_t offset, std::uint64_t size) {
+                                               std::uint64_t offset, std::uint64_t size,
+                                               std::uint64_t* sent) {
     const auto self = impl_;
     const std::string target = self->content_target(id, path);
     if (target.empty()) co_return not_an_id();
     if (size > largest_content) co_return too_much();
-    const file_stretch content{fd, offset, size};
+    if (sent != nullptr) *sent = 0;
+    const file_stretch content{fd, offset, size, sent};
     const auto said = co_await self->call({"PUT", target, bytes_type, content});
     if (!said) co_return said.error();
     co_return parse_nothing(said->body);
@@ -173,10 +175,12 @@ asio::awaitable<result<void>> client::put_file(std::string id, std::string path,
 
 asio::awaitable<result<std::uint64_t>> client::get_content(std::string id, std::string path, int fd,
                                                            std::uint64_t offset,
-                                                           std::uint64_t limit) {
+                                                           std::uint64_t limit,
+                                                           std::uint64_t* received) {
     const auto self = impl_;
     const std::string target = self->content_target(id, path);
     if (target.empty()) co_return not_an_id();
+    if (received != nullptr) *received = 0;
     auto from = co_await self->request({"GET", target}, connection_choice::pooled_if_possible);
     if (!from) co_return from.error();
     const int status = from->reader->status();
@@ -187,7 +191,7 @@ asio::awaitable<result<std::uint64_t>> client::get_content(std::string id, std::
                           "HTTP " + std::to_string(status) + " to a request for a file",
                           std::nullopt};
     }
-    co_return co_await self->save(std::move(*from), fd, offset, limit);
+    co_return co_await self->save(std::move(*from), fd, offset, limit, received);
 }
 
 asio::awaitable<result<std::unique_ptr<exec_stream>>>

@@ -85,15 +85,18 @@ public:
                                                      std::string bytes);
     // The same from a file: `size` bytes of `fd` from `offset`, never more than a piece of them in
     // memory. The descriptor stays open until the call has ended. A file that cannot be read or has
-    // become shorter fails as bad_request; the platform may have kept the beginning then.
+    // become shorter fails as bad_request; the platform may have kept the beginning then. `sent`,
+    // if given, outlives the call and tells from 0 on how many bytes have gone.
     boost::asio::awaitable<result<void>> put_file(std::string id, std::string path, int fd,
-                                                  std::uint64_t offset, std::uint64_t size);
+                                                  std::uint64_t offset, std::uint64_t size,
+                                                  std::uint64_t* sent = nullptr);
     // GET /v1/sandboxes/{id}/fs/content?path=P into `fd`, from `offset` on; returns how many bytes
     // there were. More than `limit` fails as too_large, a disk that takes no more as bad_request;
-    // what was written until then stays.
+    // what was written until then stays. `received` as `sent` above.
     boost::asio::awaitable<result<std::uint64_t>> get_content(std::string id, std::string path,
                                                               int fd, std::uint64_t offset,
-                                                              std::uint64_t limit);
+                                                              std::uint64_t limit,
+                                                              std::uint64_t* received = nullptr);
     // POST /v1/sandboxes/{id}/exec. `timeout` is the server's own limit (0: its default of 60 s);
     // argv as it is, no shell.
     boost::asio::awaitable<result<std::unique_ptr<exec_stream>>>

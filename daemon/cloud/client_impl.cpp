@@ -179,7 +179,8 @@ asio::awaitable<result<answer>> client::impl::finish(opened what) {
 }
 
 asio::awaitable<result<std::uint64_t>> client::impl::save(opened what, int fd, std::uint64_t offset,
-                                                          std::uint64_t limit) {
+                                                          std::uint64_t limit,
+                                                          std::uint64_t* received) {
     answer_reader& reader = *what.reader;
     what.from->limit_all(clock::now() + in_all(limit));
     const auto too_large = [limit] {
@@ -197,6 +198,7 @@ asio::awaitable<result<std::uint64_t>> client::impl::save(opened what, int fd, s
                                  boost::system::generic_category().message(error));
         }
         total += body.size();
+        if (received != nullptr) *received = total;
         body.clear();
         if (reader.done()) break;
         const boost::system::error_code ec = co_await reader.read_some(*what.from);

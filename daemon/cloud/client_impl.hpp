@@ -61,8 +61,8 @@ public:
     // Reads the rest of an answer that is not an exec's stream, and sees to the connection.
     boost::asio::awaitable<result<answer>> finish(opened from);
     // The rest of a good answer into a file, as get_content promises.
-    boost::asio::awaitable<result<std::uint64_t>> save(opened from, int fd, std::uint64_t offset,
-                                                       std::uint64_t limit);
+    boost::asio::awaitable<result<std::uint64_t>>
+    save(opened from, int fd, std::uint64_t offset, std::uint64_t limit, std::uint64_t* received);
 
 private:
     // How long one exchange may take that carries so many bytes.

@@ -86,6 +86,7 @@ asio::awaitable<sending> send_file(connection& to, file_stretch what) {
             asio::buffer(piece.data(), static_cast<std::size_t>(got))};
         const boost::system::error_code ec = co_await to.write(buffers);
         if (ec) co_return sending{ec, {}};
+        if (what.sent != nullptr) *what.sent += static_cast<std::uint64_t>(got);
         what.offset += static_cast<std::uint64_t>(got);
         what.size -= static_cast<std::uint64_t>(got);
     }

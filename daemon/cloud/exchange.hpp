@@ -28,6 +28,7 @@ struct file_stretch {
     int fd = -1;
     std::uint64_t offset = 0;
     std::uint64_t size = 0;
+    std::uint64_t* sent = nullptr; // if given, tells how many bytes have gone
 };
 
 struct http_request {

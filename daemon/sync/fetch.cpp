@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <exception>
 #include <system_error>
 
 namespace sandboxd::sync {
@@ -189,16 +190,36 @@ private:
             if (shop_->stopping) {
                 throw rpc_error(error_name::shutting_down, "the daemon is stopping");
             }
-            tell("receiving", wire_bytes_, total);
             sys::unique_fd spool = open_spool(shop_->state);
             const auto begun = std::chrono::steady_clock::now();
-            co_await there.get_part(i, spool.get(), packed.sizes[i]);
+            co_await fetch_part(there, i, spool.get(), packed.sizes[i], total);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
             shop_->download.took(packed.sizes[i], took.count());
             wire_bytes_ += packed.sizes[i];
             feed.push(std::move(spool));
         }
-        tell("receiving", wire_bytes_, total);
+    }
+
+    asio::awaitable<void> fetch_part(sandbox_side& there, std::size_t number, int fd,
+                                     std::uint64_t size, std::uint64_t total) {
+        using namespace asio::experimental::awaitable_operators;
+        std::exception_ptr trouble; // kept, as both have to come to their end
+        std::uint64_t come = 0;
+        asio::steady_timer tick(shop_->executor);
+        bool done = false;
+        const auto get = [&]() -> asio::awaitable<void> {
+            try {
+                co_await there.get_part(number, fd, size, come);
+            } catch (...) {
+                trouble = std::current_exception();
+            }
+            done = true;
+            tick.cancel();
+        };
+        const auto report = [&] { tell("receiving", wire_bytes_ + come, total); };
+        co_await (get() && keep_telling(tick, done, report));
+        if (trouble) std::rethrow_exception(trouble);
+        report();
     }
 
     asio::awaitable<fetch_result> place(const pack_answer& packed, archive_taken taken,

@@ -187,16 +187,22 @@ private:
         for (const local_entry& each : todo_)
             total += each.kind == file_kind::file ? each.print.size : 0;
         std::size_t sent = 0;
+        std::uint64_t plain = 0; // bytes of the archive that are there
         std::optional<part> ready = co_await produce(archive, first_part);
         while (ready) {
             std::optional<part> next;
-            std::exception_ptr trouble; // kept, as both have to come to their end
+            std::exception_ptr trouble; // kept, as all have to come to their end
+            std::uint64_t gone = 0;
+            asio::steady_timer tick(shop_->executor);
+            bool done = false;
             const auto send = [&]() -> asio::awaitable<void> {
                 try {
-                    co_await send_part(there, sent, *ready);
+                    co_await send_part(there, sent, *ready, gone);
                 } catch (...) {
                     trouble = std::current_exception();
                 }
+                done = true;
+                tick.cancel();
             };
             const auto make = [&]() -> asio::awaitable<void> {
                 try {
@@ -205,13 +211,17 @@ private:
                     if (!trouble) trouble = std::current_exception();
                 }
             };
-            co_await (send() && make());
+            const auto report = [&] {
+                tell("sending", std::min(plain + ready->plain * gone / ready->size, total), total);
+            };
+            co_await (send() && make() && keep_telling(tick, done, report));
             if (trouble) std::rethrow_exception(trouble);
+            report();
+            plain += ready->plain;
             result_.wire_bytes += ready->size;
             ++sent;
             archive.recycle(std::move(ready->fd));
             ready = std::move(next);
-            tell("sending", std::min(archive.bytes(), total), total);
         }
         co_return sent;
     }
@@ -221,9 +231,10 @@ private:
         co_return co_await shop_->elsewhere([&] { return archive.next(size, rate); });
     }
 
-    asio::awaitable<void> send_part(sandbox_side& there, std::size_t number, const part& what) {
+    asio::awaitable<void> send_part(sandbox_side& there, std::size_t number, const part& what,
+                                    std::uint64_t& gone) {
         const auto begun = std::chrono::steady_clock::now();
-        co_await there.put_part(number, what.fd.get(), what.size);
+        co_await there.put_part(number, what.fd.get(), what.size, gone);
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
         shop_->upload.took(what.size, took.count());
     }

@@ -88,11 +88,12 @@ void sandbox_side::fail(const helper_error& error) const {
     fail({error_name::sync_failed, "in the sandbox: " + detail});
 }
 
-asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::uint64_t size) {
+asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::uint64_t size,
+                                             std::uint64_t& gone) {
     patience more(executor_);
     for (;;) {
         const auto put = account_.observe(co_await account_.cloud().put_file(
-            sandbox_id_, part_path(operation_, number), fd, 0, size));
+            sandbox_id_, part_path(operation_, number), fd, 0, size, &gone));
         if (put.has_value()) co_return;
         const cloud::failure failure = put.error();
         bool again = core::is_transient(failure);
@@ -101,11 +102,12 @@ asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::ui
     }
 }
 
-asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::uint64_t size) {
+asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::uint64_t size,
+                                             std::uint64_t& come) {
     patience more(executor_);
     for (;;) {
         const auto got = account_.observe(co_await account_.cloud().get_content(
-            sandbox_id_, part_path(operation_, number), fd, 0, size));
+            sandbox_id_, part_path(operation_, number), fd, 0, size, &come));
         if (got.has_value() && *got == size) co_return;
         if (got.has_value()) {
             fail({error_name::sync_failed, "the sandbox sent a part of another size than it said"});

@@ -35,10 +35,12 @@ public:
 
     const std::string& operation() const noexcept { return operation_; }
 
-    // Part `number` from `fd`, `size` bytes from its beginning.
-    boost::asio::awaitable<void> put_part(std::size_t number, int fd, std::uint64_t size);
+    // Part `number` from `fd`, `size` bytes from its beginning. `gone` tells how many have gone.
+    boost::asio::awaitable<void> put_part(std::size_t number, int fd, std::uint64_t size,
+                                          std::uint64_t& gone);
     // ... and into `fd`; it must be of exactly that size.
-    boost::asio::awaitable<void> get_part(std::size_t number, int fd, std::uint64_t size);
+    boost::asio::awaitable<void> get_part(std::size_t number, int fd, std::uint64_t size,
+                                          std::uint64_t& come);
     // The helper's answer, `error` taken out of it and thrown.
     boost::asio::awaitable<json::object> call(std::string verb, json::object arguments);
 

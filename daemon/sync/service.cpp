@@ -7,10 +7,12 @@
 #include "sync/sandbox_side.hpp"
 #include "sync/workshop.hpp"
 
+#include <boost/asio/as_tuple.hpp>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <system_error>
 
 namespace sandboxd::sync {
@@ -19,6 +21,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t most_marks = 4; // that the shim tells in one go
+constexpr std::chrono::milliseconds news_every{250};
 
 std::string marker_of(const std::string& root) {
     return root + "/" + std::string(marker_name);
@@ -96,6 +99,15 @@ operation_name::~operation_name() {
     const auto mine = shop_->live.find(sandbox_id_);
     mine->second.erase(text_);
     if (mine->second.empty()) shop_->live.erase(mine);
+}
+
+asio::awaitable<void> keep_telling(asio::steady_timer& tick, const bool& done,
+                                   std::function<void()> tell) {
+    while (!done) {
+        tick.expires_after(news_every);
+        co_await tick.async_wait(asio::as_tuple(asio::use_awaitable));
+        if (!done) tell();
+    }
 }
 
 void throw_host_trouble(const std::system_error& problem, std::string_view doing) {

@@ -19,11 +19,13 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -120,6 +122,10 @@ private:
     std::string sandbox_id_;
     std::string text_;
 };
+
+// Calls `tell` now and then until `done`, which ends it at once by cancelling `tick`.
+boost::asio::awaitable<void> keep_telling(boost::asio::steady_timer& tick, const bool& done,
+                                          std::function<void()> tell);
 
 // errno of the host as an error for the client: `doing` completes "while ...".
 [[noreturn]] void throw_host_trouble(const std::system_error& problem, std::string_view doing);

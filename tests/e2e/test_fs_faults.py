@@ -150,7 +150,7 @@ def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], em
         peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
         push(peer, noise(tmp_path / "f", 10), "f")
     assert os.listdir(room) == ["d"]
-    assert left_in_sandbox(emulator) == []
+    wait_until(lambda: left_in_sandbox(emulator) == [], "what was packed is gone")
 
 
 def test_a_client_that_goes_away_does_not_stop_it(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:

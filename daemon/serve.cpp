@@ -117,7 +117,8 @@ int serve(const sys::settings& settings) {
     exec::registry execs(executor, manager, account,
                          {.limits = limits,
                           .stop_if_unkillable = settings.stop_if_unkillable,
-                          .state_dir = settings.state_dir});
+                          .state_dir = settings.state_dir,
+                          .marks = &files});
     exec::inside_probe inside(executor, account, execs.shims());
     manager.look_inside_with(inside);
     rpc::services parts{.account = account,

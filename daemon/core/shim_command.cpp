@@ -80,7 +80,8 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
                           const command_spec& spec,
                           std::optional<std::chrono::milliseconds> timeout,
                           std::chrono::seconds longest,
-                          const std::vector<std::string>& acknowledged, std::uint64_t spool) {
+                          const std::vector<std::string>& acknowledged, std::uint64_t spool,
+                          const std::vector<std::string>& marks) {
     check_spec(spec);
     prepared_command built;
     std::vector<std::string>& argv = built.argv;
@@ -120,6 +121,9 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
     }
     for (const std::string& id : acknowledged) {
         add("--ack", id);
+    }
+    for (const std::string& path : marks) {
+        add("--mark", percent_encoded(path));
     }
     argv.emplace_back("--");
     std::string script = spec.script ? percent_encoded(*spec.script) : "";

@@ -31,12 +31,13 @@ std::string command_digest(const command_spec& spec,
 // Starts the command, or attaches where the id is claimed. Throws as build_attached. `longest`:
 // after so long the follower leaves by itself, well before the platform would choose what to end.
 // `acknowledged`: ids of commands whose end the daemon has safely told; the shim forgets them on
-// the way. `spool`: bytes, most of its output that the sandbox keeps.
+// the way. `spool`: bytes, most of its output that the sandbox keeps. `marks`: see mark_board.
 prepared_command shim_run(const std::string& shim, const std::string& exec_id,
                           const command_spec& spec,
                           std::optional<std::chrono::milliseconds> timeout,
                           std::chrono::seconds longest,
-                          const std::vector<std::string>& acknowledged, std::uint64_t spool);
+                          const std::vector<std::string>& acknowledged, std::uint64_t spool,
+                          const std::vector<std::string>& marks = {});
 
 // Never starts anything. Unattended: it is only watched, and what it prints beyond its spool may be
 // given up.

@@ -1,6 +1,7 @@
 #include "core/shim_frames.hpp"
 
 #include "base/base64.hpp"
+#include "core/mark_board.hpp"
 
 #include <algorithm>
 #include <array>
@@ -160,8 +161,13 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
         if (!value || note.fields.size() >= max_fields) {
             return fail("a frame of the shim is malformed");
         }
-        if (raw == "-") {
-            continue; // none
+        const bool none = raw == "-";
+        if (hello && field.starts_with("mark=") && note.marks.size() < most_marks) {
+            note.marks.push_back(none ? std::nullopt : std::move(value));
+            continue;
+        }
+        if (none) {
+            continue;
         }
         // A repeated field keeps its first value, so that nothing said later can change it.
         note.fields.emplace(equals == std::string_view::npos ? std::string_view{}

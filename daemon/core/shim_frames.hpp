@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace sandboxd::core {
 
@@ -27,6 +28,8 @@ struct shim_data {
 struct shim_note {
     std::string name;
     std::map<std::string, std::string, std::less<>> fields;
+    // Of the first frame: one for each mark asked for, in order; nothing: it cannot be read.
+    std::vector<std::optional<std::string>> marks;
 
     std::string_view text(std::string_view key) const noexcept; // empty if absent or none
     std::optional<std::uint64_t>

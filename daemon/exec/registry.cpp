@@ -18,7 +18,8 @@ registry::registry(boost::asio::any_io_executor executor, sandbox::manager& mana
               options.limits,
               options.state_dir,
               options.stop_if_unkillable,
-              [this](const core::exec_record& record) { keep(record); }},
+              [this](const core::exec_record& record) { keep(record); },
+              options.marks},
       shims_(executor, account), journal_(options.state_dir) {}
 
 void registry::restore() {

@@ -22,6 +22,7 @@ struct registry_options {
     core::exec_limits limits;
     bool stop_if_unkillable = true; // see surroundings
     std::filesystem::path state_dir;
+    core::mark_board* marks = nullptr; // see surroundings
 };
 
 class registry {

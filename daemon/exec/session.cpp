@@ -394,9 +394,13 @@ std::shared_ptr<line> session::make_line() {
     plan.cwd = command_.cwd;
     plan.longest = longest_connection();
     plan.spool = spool_.bytes();
-    plan.run =
-        with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
-                                  plan.longest, around_.shims.take_told(sandbox_id()), plan.spool));
+    plan.board = around_.marks;
+    if (plan.board != nullptr) {
+        plan.marks = plan.board->marks(sandbox_id());
+    }
+    plan.run = with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
+                                         plan.longest, around_.shims.take_told(sandbox_id()),
+                                         plan.spool, plan.marks));
     plan.installed = around_.shims.installed(sandbox_id()) || !lease_.how().created;
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
                                        std::move(plan));

@@ -14,6 +14,7 @@
 #include "core/command.hpp"
 #include "core/exec_fsm.hpp"
 #include "core/exec_record.hpp"
+#include "core/mark_board.hpp"
 #include "exec/feed.hpp"
 #include "exec/input.hpp"
 #include "exec/line.hpp"
@@ -66,6 +67,7 @@ struct surroundings {
     std::filesystem::path state_dir; // for input that comes in pieces
     bool stop_if_unkillable = true;  // the sandbox, when the processes in it cannot be ended
     std::function<void(const core::exec_record&)> keep; // in the journal
+    core::mark_board* marks = nullptr; // asked at each start of a command, if there is one
 };
 
 class session : public std::enable_shared_from_this<session> {

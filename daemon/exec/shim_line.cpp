@@ -165,6 +165,7 @@ asio::awaitable<link::step> shim_line::read() {
     for (;;) {
         if (const std::optional<core::shim_frame> frame = parser_.next()) {
             note_spool(*frame);
+            note_marks(*frame);
             co_return link_.on_frame(now(), *frame);
         }
         if (!parser_.broken().empty()) {
@@ -251,6 +252,13 @@ void shim_line::note_spool(const core::shim_frame& frame) {
     if (note != nullptr && note->name == "full") {
         spool_full_ = true;
         acknowledged(safe_pos_);
+    }
+}
+
+void shim_line::note_marks(const core::shim_frame& frame) {
+    const auto* note = std::get_if<core::shim_note>(&frame);
+    if (note != nullptr && !note->marks.empty() && plan_.board != nullptr) {
+        plan_.board->on_marks(plan_.sandbox_id, plan_.marks, note->marks);
     }
 }
 

@@ -6,6 +6,7 @@
 // command as a full pipe does.
 #pragma once
 
+#include "core/mark_board.hpp"
 #include "core/shim_command.hpp"
 #include "core/shim_link.hpp"
 #include "exec/line.hpp"
@@ -17,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sandboxd::exec {
 
@@ -32,7 +34,9 @@ public:
         bool installed = false;            // the shim is thought to be there
         std::optional<std::uint64_t> from; // it was sent before: go on from there
         bool attended = true;
-        std::uint64_t spool = 0; // bytes, most that the sandbox keeps of its output
+        std::vector<std::string> marks;    // that `run` asks for
+        core::mark_board* board = nullptr; // is told what was in them
+        std::uint64_t spool = 0;           // bytes, most that the sandbox keeps of its output
         // Of a connection, before it is taken for dead: three of the shim's keepalives.
         std::chrono::milliseconds silence{45'000};
     };
@@ -56,6 +60,7 @@ private:
     boost::asio::awaitable<core::shim_link::step> read();
     boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
     void note_spool(const core::shim_frame& frame);
+    void note_marks(const core::shim_frame& frame);
     void acknowledge_soon();
     boost::asio::awaitable<void> keep_acknowledging();
     boost::asio::awaitable<bool> send_acknowledgement(std::uint64_t pos);

@@ -20,7 +20,6 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::size_t most_marks = 4; // that the shim tells in one go
 constexpr std::chrono::milliseconds news_every{250};
 
 std::string marker_of(const std::string& root) {
@@ -69,7 +68,7 @@ asio::awaitable<void> workshop::save(std::string sandbox_id, const manifest& wha
     });
     std::map<std::string, std::string>& known_markers = markers[sandbox_id];
     known_markers.clear();
-    for (const std::string& root : what.watched_roots(most_marks))
+    for (const std::string& root : what.watched_roots(core::most_marks))
         known_markers[root] = what.roots.at(root);
     lost.erase(sandbox_id); // on disk now
 }
@@ -202,7 +201,7 @@ std::vector<std::string> service::marks(const std::string& sandbox_id) {
         // Once a sandbox and daemon.
         const manifest remembered = shop_->manifests.load(shop_->manifest_name(sandbox_id));
         found = shop_->markers.emplace(sandbox_id, std::map<std::string, std::string>()).first;
-        for (const std::string& root : remembered.watched_roots(most_marks))
+        for (const std::string& root : remembered.watched_roots(core::most_marks))
             found->second[root] = remembered.roots.at(root);
     }
     std::vector<std::string> paths;

@@ -10,6 +10,7 @@
 // is written down last.
 #pragma once
 
+#include "core/mark_board.hpp"
 #include "core/sandbox_record.hpp"
 #include "sandbox/account.hpp"
 #include "sandbox/manager.hpp"
@@ -80,11 +81,11 @@ struct delete_result {
 
 struct workshop; // see workshop.hpp
 
-class service {
+class service final : public core::mark_board {
 public:
     service(boost::asio::any_io_executor executor, sandbox::manager& manager,
             sandbox::account& account, const std::filesystem::path& state_dir);
-    ~service(); // waits for what is under way on other threads to notice stop()
+    ~service() override; // waits for what is under way on other threads to notice stop()
     service(const service&) = delete;
     service& operator=(const service&) = delete;
 
@@ -100,11 +101,10 @@ public:
     boost::asio::awaitable<delete_result> remove(core::sandbox_key key,
                                                  std::vector<std::string> paths);
 
-    // Small files whose content proves that what was pushed is still there; any command run in the
-    // sandbox can tell it on the way (nothing: could not be read).
-    std::vector<std::string> marks(const std::string& sandbox_id);
+    // The markers of what was pushed: a tree that was removed has none.
+    std::vector<std::string> marks(const std::string& sandbox_id) override;
     void on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
-                  const std::vector<std::optional<std::string>>& contents);
+                  const std::vector<std::optional<std::string>>& contents) override;
 
 private:
     std::shared_ptr<workshop> shop_;

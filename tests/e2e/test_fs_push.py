@@ -236,3 +236,32 @@ def test_five_sparse_gigabytes(peer: Peer, daemon: Daemon, emulator: Emulator, t
             file.seek(at)
             assert file.read(len(text)) == text
     assert daemon.rss_kib() < 32 << 10
+
+
+def test_a_command_tells_that_a_tree_was_removed_and_costs_no_request(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """The command that removes the tree cannot tell; the next one does, before anything is pushed."""
+    pairs = small_files(tmp_path / "files", 8)
+    other = tmp_path / "other"
+    other.write_bytes(b"other")
+    push(peer, *pairs, (other, "elsewhere/other"))
+    peer.sh("rm -rf /workspace/.hermes")
+    emulator.reset_stats()
+    peer.sh("true")
+    assert emulator.count() == 1
+    result = push(peer, *pairs, (other, "elsewhere/other"))
+    assert (result["sent"], result["unchanged"]) == (8, 1)
+    peer.sh("true")
+    assert push(peer, *pairs)["unchanged"] == 8
+
+
+def test_a_daemon_that_was_restarted_notices_a_removed_tree_too(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    pairs = small_files(tmp_path / "files", 3)
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        push(peer, *pairs)
+        peer.sh("rm -rf /workspace/.hermes")
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        assert push(peer, *pairs)["sent"] == 3

@@ -258,3 +258,13 @@ TEST_CASE("shim command: following, killing, acknowledging") {
     CHECK_FALSE(option(shim_kill("/shim", "id", kill_signal::kill), "--signal"));
     CHECK(shim_install("/tmp/a b", shim_path("h")).at(4) == "/tmp/a b");
 }
+
+TEST_CASE(
+    "shim run: marks are asked for by their paths, and are no part of what tells commands apart") {
+    const command_spec spec = argv({"true"});
+    const prepared_command built = shim_run("/shim", "id", spec, std::nullopt, seconds(1200), {},
+                                            1 << 20, {"/workspace/a%b/m", "/workspace/m"});
+    const std::vector<std::string> wanted{"--mark", "/workspace/a%25b/m", "--mark", "/workspace/m"};
+    CHECK(std::search(built.argv.begin(), built.argv.end(), wanted.begin(), wanted.end()) !=
+          built.argv.end());
+}

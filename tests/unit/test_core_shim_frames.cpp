@@ -219,3 +219,14 @@ TEST_CASE("shim frames: random mutations are refused or read within bounds") {
     CHECK(broken > 1'000);
     CHECK(read_whole > 1'000);
 }
+
+TEST_CASE(
+    "shim frames: marks come in order, what cannot be read among them, and no more than asked") {
+    shim_parser parser;
+    parser.feed("deepinfra-shim/1 run build=x arch=x86_64 uid=0 boot=b id=e state=new pos=0 out=0 "
+                "err=0 mark=a%20b mark=- mark= mark=d mark=e\n");
+    const std::optional<shim_frame> frame = parser.next();
+    REQUIRE(frame);
+    const std::vector<std::optional<std::string>> expected{"a b", std::nullopt, "", "d"};
+    CHECK(std::get<shim_note>(*frame).marks == expected);
+}

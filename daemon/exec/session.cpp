@@ -280,6 +280,9 @@ asio::awaitable<void> session::acquire() {
     record_.sandbox_id = lease_.record().sandbox_id;
     recreated_ = recreated_ || (first_generation_ != 0 && record_.generation != first_generation_);
     state_lost_ = state_lost_ || lease_.how().state_lost;
+    if (lease_.how().created) {
+        around_.shims.note_new(sandbox_id());
+    }
     apply(fsm_.on_acquired());
     if (fsm_.done()) {
         lease_.release(); // cancelled at the last moment
@@ -401,7 +404,7 @@ std::shared_ptr<line> session::make_line() {
     plan.run = with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
                                          plan.longest, around_.shims.take_told(sandbox_id()),
                                          plan.spool, plan.marks));
-    plan.installed = around_.shims.installed(sandbox_id()) || !lease_.how().created;
+    plan.installed = around_.shims.may_be_there(sandbox_id());
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
                                        std::move(plan));
 }
@@ -537,6 +540,9 @@ std::string session::message() const {
     };
     if (!stopped_because_.empty()) {
         add(stopped_because_);
+    }
+    if (record_.attached && fsm_.exit().reason == core::exit_reason::lost) {
+        add("its sandbox cannot run the shim, with which it could be found again");
     }
     if (state_lost_) {
         add("the sandbox known before is gone, with its files: this ran in a new, empty one");

@@ -124,9 +124,9 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
     }
 }
 
-bool shim_keeper::installed(const std::string& sandbox_id) const {
+bool shim_keeper::may_be_there(const std::string& sandbox_id) const {
     const auto found = places_.find(sandbox_id);
-    return found != places_.end() && found->second->last.installed;
+    return found == places_.end() || !found->second->is_new || found->second->last.installed;
 }
 
 std::optional<std::string> shim_keeper::unusable(const std::string& sandbox_id) const {

@@ -64,7 +64,9 @@ public:
 
     boost::asio::awaitable<install_outcome> install(std::string sandbox_id);
 
-    bool installed(const std::string& sandbox_id) const; // it has been seen there
+    // The sandbox is new, so the shim cannot be there before it is put there.
+    void note_new(const std::string& sandbox_id) { at(sandbox_id).is_new = true; }
+    bool may_be_there(const std::string& sandbox_id) const;
 
     // Why commands of that sandbox run without the shim; nothing: they run with it, as far as is
     // known.
@@ -88,6 +90,7 @@ public:
 private:
     struct place {
         explicit place(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
+        bool is_new = false;
         bool installing = false;
         install_outcome last;
         std::uint64_t installs = 0;

@@ -48,6 +48,7 @@ public:
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
+    bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
     condition changed; // the operation moved on or ended, a lease went
 };
 

@@ -173,6 +173,7 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
 }
 
 lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
+    how.created = std::exchange(each->untouched, false);
     return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
         // The lease has kept it alive until now.
         held->used(beat->clock.now(now()));

@@ -72,7 +72,8 @@ struct progress {
 using progress_callback = std::function<void(const progress&)>;
 
 struct ensured {
-    bool created = false;    // this call's bring-up made it
+    bool created = false;    // this call's bring-up made it; of a lease: it is the first on what
+                             // this daemon has made, so nothing is in there yet
     bool resumed = false;    // ... or started it
     bool state_lost = false; // the one known before was gone, with its files
 };

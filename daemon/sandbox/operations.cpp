@@ -198,6 +198,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         }
         case action::done:
             op->outcome = {machine.created(), machine.resumed(), machine.state_lost()};
+            each->untouched = each->untouched || machine.created();
             if (std::exchange(record.state_lost, false)) {
                 co_await save_or_complain(); // whoever waits for this is being told
             }

@@ -270,3 +270,18 @@ def test_a_cancel_that_comes_before_the_sandbox_has_answered(daemon: Daemon, emu
 def test_the_directory_asked_for_is_named(peer: Peer) -> None:
     ended = peer.sh("pwd", cwd="/workspace/gone")
     assert ended.stdout == b"/workspace\n" and "/workspace/gone" in ended.message
+
+
+# -- what it costs
+
+
+@pytest.mark.parametrize("ensured", [False, True])
+def test_the_first_command_of_a_new_sandbox_takes_three_calls(peer: Peer, emulator: Emulator, ensured: bool) -> None:
+    """One puts the shim there, one makes it work, one is the command; whether the sandbox was asked for before or not."""
+    if ensured:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    assert peer.sh("true").returncode == 0
+    assert (emulator.count(EXEC), emulator.count("PUT /v1/sandboxes/{id}/fs/content")) == (2, 1)
+    emulator.reset_stats()
+    assert peer.sh("true").returncode == 0
+    assert emulator.count() == 1

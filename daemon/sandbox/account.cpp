@@ -122,7 +122,18 @@ double account::jitter() {
 void account::note_success(purpose what) {
     pacing_.on_success(what);
     key_refused_ = false;
+    note_answer();
+}
+
+void account::note_answer() {
+    constexpr std::chrono::seconds outage{5};
+    if (!unreachable_) {
+        return;
+    }
     unreachable_.reset();
+    if (now() - unreachable_since_ >= outage && on_reconnect) {
+        on_reconnect();
+    }
 }
 
 void account::note(const cloud::failure& failure) {
@@ -132,10 +143,13 @@ void account::note(const cloud::failure& failure) {
     }
     pacing_.on_failure(now(), failure, jitter());
     if (failure.kind == kind::unreachable || failure.kind == kind::interrupted) {
+        if (!unreachable_) {
+            unreachable_since_ = now();
+        }
         unreachable_ = failure.message;
         return;
     }
-    unreachable_.reset(); // any status at all is an answer
+    note_answer(); // any status at all is one
     if (failure.kind == kind::unauthorized) {
         key_refused_ = true;
     }

@@ -14,7 +14,9 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -81,6 +83,8 @@ public:
     bool cloud_heard() const noexcept { return clock_.heard(); }
     // How far this machine's clock is ahead of the cloud's; nothing until that was heard.
     std::optional<std::chrono::milliseconds> clock_ahead() const;
+    // Called when the platform answers again after an outage of some seconds.
+    std::function<void()> on_reconnect;
     // 0 to 1, at random: so that several daemons of one account do not ask in step.
     double jitter();
 
@@ -89,6 +93,7 @@ private:
     void refuse_another(const secret& key) const; // throws account_mismatch
     void note_success(purpose what);
     void note(const cloud::failure& failure);
+    void note_answer(); // any at all
 
     boost::asio::any_io_executor executor_;
     std::string base_url_;
@@ -101,6 +106,7 @@ private:
     std::minstd_rand random_{std::random_device{}()};
     bool key_refused_ = false;
     std::optional<std::string> unreachable_;
+    std::chrono::milliseconds unreachable_since_{0}; // monotonic
 };
 
 } // namespace sandboxd::sandbox

@@ -49,9 +49,13 @@ manager::manager(asio::any_io_executor executor, account& account, store::state_
                  manager_options options)
     : executor_(executor), account_(account), store_(store), options_(std::move(options)),
       pulse_(std::make_shared<pulse>(executor, tick())), places_(options_.slots),
-      reconcile_wanted_(executor), boot_(sys::boot_id()) {}
+      reconcile_wanted_(executor), boot_(sys::boot_id()) {
+    account_.on_reconnect = [this] { reconcile_soon(); };
+}
 
-manager::~manager() = default;
+manager::~manager() {
+    account_.on_reconnect = nullptr;
+}
 
 std::chrono::milliseconds manager::now() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(

@@ -91,9 +91,11 @@ std::vector<core::sandbox_key> manager::about_to_expire() const {
 }
 
 int manager::active() const {
-    return others_active_ + static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
-        return core::is_active(each.second->record.state) || each.second->record.create_pending;
-    }));
+    return others_active_ +
+           static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
+               return core::is_active(each.second->record.state) ||
+                      each.second->record.create_pending;
+           }));
 }
 
 std::vector<std::string> manager::complaints() const {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +168,20 @@ def test_another_account_is_never_mixed_in(make_daemon: Callable[..., Daemon], e
     with daemon.start().peer() as peer:
         ended = peer.sh("cat file")
         assert (ended.stdout, ended.recreated) == (b"mine\n", False)
+
+
+def test_after_an_outage_it_compares_anew(daemon: Daemon, emulator: Emulator) -> None:
+    """What others did meanwhile is known without anybody asking for that sandbox."""
+    with daemon.peer() as peer:
+        ensure(peer)
+        ensure(peer, OTHER_KEY)
+        lost = sandbox(peer, OTHER_KEY)["id"]
+        emulator.config(accept_mode="refuse")
+        emulator.drop_connections()
+        exec_id = peer.start("echo", "back")
+        wait_until(lambda: [item["code"] for item in peer.call("daemon.health")["health"]] == ["cloud_unreachable"], "the cloud is away")
+        emulator.stop_sandbox(lost)
+        time.sleep(5.5)  # so long is an outage
+        emulator.config(accept_mode="normal")
+        assert peer.finish(exec_id).stdout == b"back\n"
+        wait_until(lambda: sandbox(peer, OTHER_KEY)["state"] == "stopped", "it has compared")

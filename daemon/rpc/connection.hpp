@@ -55,7 +55,7 @@ public:
 private:
     static constexpr std::size_t max_pending = 1U << 20;
     static constexpr std::size_t max_in_flight = 256; // requests without an answer yet
-    static constexpr std::size_t piece = 32U << 10;   // bytes of output in one message
+    static constexpr std::size_t piece = 64U << 10;   // bytes of output in one message
     static constexpr std::size_t batch = 256U << 10;  // bytes in one write
     static constexpr std::chrono::seconds write_patience{60};
 

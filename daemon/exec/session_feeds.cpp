@@ -72,6 +72,7 @@ void session::move_first(view_request view) {
         }
         return;
     }
+    record_.output_end = output_end(); // known, it may be, from that queue alone
     first.queue_ = core::output_queue(view.window, view.from);
     first.over_ = false;
     if (fsm_.done()) {
@@ -282,6 +283,7 @@ void session::detached(const std::shared_ptr<feed>& which) {
             line_->attend(false);
         }
     } else {
+        record_.output_end = output_end(); // as in move_first
         std::erase(feeds_, which);
     }
     let_go_if_idle();

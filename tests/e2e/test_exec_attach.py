@@ -132,6 +132,20 @@ def test_a_watcher_that_goes_disturbs_nobody(daemon: Daemon, emulator: Emulator)
         assert first.finish(exec_id).stdout == b"second\n"
 
 
+def test_where_one_begins_anew_another_still_goes_on_from_its_place(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as first:
+        exec_id = first.start("/bin/sh", "-c", TWO_PARTS)
+        first.output(exec_id, 6)
+        first.close()
+    with daemon.peer() as second, daemon.peer() as third:
+        emulator.fault_exec({"latency_ms": 300})
+        second.attach(exec_id)
+        third.attach(exec_id, 6)  # before the second one has got anything
+        (workspace(emulator) / "go").touch()
+        assert second.finish(exec_id, acknowledge=False).stdout == b"first\nsecond\n"
+        assert third.finish(exec_id).stdout == b"second\n"
+
+
 def test_attached_while_it_still_waits_for_its_sandbox(daemon: Daemon, emulator: Emulator) -> None:
     emulator.config(boot_ms=400)
     with daemon.peer() as first, daemon.peer() as second:

@@ -17,7 +17,7 @@ struct group {
 
 const std::vector<group>& groups() {
     static const std::vector<group> all = {
-        {"commands", {&exec_verb, &cancel_verb}},
+        {"commands", {&exec_verb, &attach_verb, &cancel_verb}},
         {"files", {&cp_verb}},
         {"sandboxes", {&list_verb, &start_verb, &stop_verb, &terminate_verb, &plans_verb}},
         {"the daemon", {&status_verb, &doctor_verb, &wait_verb}},
@@ -61,7 +61,7 @@ Options of every verb: --socket PATH, --state-dir PATH (else DEEPINFRA_SANDBOXD_
 DEEPINFRA_SANDBOXD_STATE_DIR, or the usual places). --version tells the version.
 
 exit codes
-  exec passes the command's own code on; 124 timed out, 125 daemon or platform failed,
+  exec and attach pass the command's own code on; 124 timed out, 125 daemon or platform failed,
   130 cancelled. The others: 0 ok, 1 error or degraded, 2 usage, 3 daemon not running,
   4 daemon unresponsive or incompatible.
 

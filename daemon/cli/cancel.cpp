@@ -6,7 +6,7 @@ namespace {
 
 int run(const context& here, const arguments& given) {
     if (given.positionals().empty()) {
-        throw usage_error("which command? `deepinfra-sandboxd status --json` has their ids",
+        throw usage_error("which command? `deepinfra-sandboxd status` shows those that run",
                           "cancel");
     }
     const std::string& exec_id = given.positionals().front();

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace sandboxd::cli {
@@ -28,12 +29,12 @@ constexpr std::string_view look_at_it =
     "look at `systemctl --user status deepinfra-sandboxd` and `journalctl --user -u "
     "deepinfra-sandboxd`; restart it with `systemctl --user restart deepinfra-sandboxd`";
 
-failure unresponsive(const fs::path& socket) {
+daemon_gone unresponsive(const fs::path& socket) {
     return {exit_code::unresponsive, "the daemon on " + socket.string() + " does not answer",
             std::string(look_at_it)};
 }
 
-failure closed(const fs::path& socket) {
+daemon_gone closed(const fs::path& socket) {
     return {exit_code::unresponsive, "the daemon on " + socket.string() + " closed the connection",
             std::string(look_at_it), std::string(connection_closed)};
 }
@@ -88,11 +89,27 @@ connection::connection(sys::unique_fd fd, fs::path socket)
 connection connection::open(const std::vector<fs::path>& sockets,
                             std::chrono::milliseconds patience) {
     const auto deadline = clock::now() + patience;
+    connection result = begin(sockets, patience);
+    while (!result.take_greeting()) {
+        pollfd waiting{result.fd(), POLLIN, 0};
+        const int left = milliseconds_until(deadline);
+        if (left == 0) throw unresponsive(result.socket());
+        ::poll(&waiting, 1, left);
+        result.receive();
+    }
+    return result;
+}
+
+connection connection::begin(const std::vector<fs::path>& sockets,
+                             std::chrono::milliseconds patience) {
+    const auto deadline = clock::now() + patience;
     std::string tried;
     for (const fs::path& socket : sockets) {
         if (sys::unique_fd fd = connect_to(socket, deadline)) {
             connection result(std::move(fd), socket);
-            result.hello(deadline);
+            result.hello_ = result.send(
+                "hello", {{"client", "deepinfra-sandboxd-cli/" + std::string(sys::version())},
+                          {"protocol", 1}});
             return result;
         }
         tried += (tried.empty() ? "" : ", ") + socket.string();
@@ -102,27 +119,27 @@ connection connection::open(const std::vector<fs::path>& sockets,
                   std::string(start_it));
 }
 
-void connection::hello(clock::time_point deadline) {
-    const std::int64_t id =
-        send("hello", {{"client", "deepinfra-sandboxd-cli/" + std::string(sys::version())},
-                       {"protocol", 1}});
-    for (;;) {
-        if (auto message = next()) {
-            if (integer_of(*message, "id") != id) continue;
-            if (const json::value* error = message->if_contains("error")) {
-                if (!error->is_object()) throw gibberish(socket_);
-                throw_error_answer(error->get_object());
-            }
-            greeting_ = object_of(*message, "result");
-            if (integer_of(greeting_, "protocol") != 1) throw gibberish(socket_);
-            return;
+bool connection::take_greeting() {
+    while (hello_) {
+        const auto message = next();
+        if (!message) return false;
+        if (integer_of(*message, "id") != *hello_) continue;
+        if (const json::value* error = message->if_contains("error")) {
+            if (!error->is_object()) throw gibberish(socket_);
+            throw_error_answer(error->get_object());
         }
-        pollfd waiting{fd_.get(), POLLIN, 0};
-        const int left = milliseconds_until(deadline);
-        if (left == 0) throw unresponsive(socket_);
-        ::poll(&waiting, 1, left);
-        receive();
+        greeting_ = object_of(*message, "result");
+        if (integer_of(greeting_, "protocol") != 1) throw gibberish(socket_);
+        hello_.reset();
     }
+    return true;
+}
+
+bool connection::can(std::string_view capability) const {
+    const json::array& all = array_of(greeting_, "capabilities");
+    return std::any_of(all.begin(), all.end(), [&](const json::value& one) {
+        return one.is_string() && std::string_view(one.get_string()) == capability;
+    });
 }
 
 json::object connection::call(std::string_view method, json::object params) {

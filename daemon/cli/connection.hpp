@@ -2,7 +2,8 @@
 //
 // Every wait is bounded by a pulse: when nothing has come for a while, daemon.ping is sent, and a
 // daemon that does not answer that either counts as unresponsive; so long work may take its time
-// and a hung daemon is still told apart. Errors are failures with the verb's exit code and a hint.
+// and a hung daemon is still told apart. Errors are failures with the verb's exit code and a hint;
+// daemon_gone where connecting again may help.
 #pragma once
 
 #include "sys/fd.hpp"
@@ -36,13 +37,19 @@ public:
     // `patience`. Throws exit_code::not_running or unresponsive.
     static connection open(const std::vector<std::filesystem::path>& sockets,
                            std::chrono::milliseconds patience = pulse);
+    // The same for a caller with a loop of its own: does not wait for the answer to hello, which
+    // take_greeting() is for. `patience`: for a place in the queue of those who connect.
+    static connection begin(const std::vector<std::filesystem::path>& sockets,
+                            std::chrono::milliseconds patience);
 
     // Sends a request and waits for its answer: the result. An error answer is thrown as a failure
     // with exit_code::error.
     json::object call(std::string_view method, json::object params);
 
     // For a caller with a loop of its own (exec):
-    // sends a request, and answers its id, or throws if the line is too long.
+    // true once hello has been answered, which counts what receive() has read. Throws as open().
+    bool take_greeting();
+    // Sends a request, and answers its id, or throws if the line is too long.
     std::int64_t send(std::string_view method, json::object params);
     void notify(std::string_view method, json::object params);
     int fd() const noexcept { return fd_.get(); }
@@ -57,18 +64,19 @@ public:
     // Called for notifications that come while call() waits.
     std::function<void(std::string_view method, const json::object& params)> on_notification;
 
-    const json::object& greeting() const noexcept { return greeting_; }
+    // What the daemon offers beyond the first release of the protocol.
+    bool can(std::string_view capability) const;
     const std::filesystem::path& socket() const noexcept { return socket_; }
 
 private:
     connection(sys::unique_fd fd, std::filesystem::path socket);
 
-    void hello(clock::time_point deadline);
     void write_line(const json::object& message);
     std::optional<std::string_view> next_line();
 
     sys::unique_fd fd_;
     std::filesystem::path socket_;
+    std::optional<std::int64_t> hello_; // the request, until it is answered
     json::object greeting_;
     std::int64_t last_id_ = 0;
     std::string buffer_;

@@ -9,9 +9,9 @@ bool exec_output::take(const json::object& params) {
     const std::string_view name = text_of(params, "stream");
     if (name != "stdout" && name != "stderr") return false;
     const stream to = name == "stdout" ? out : err;
-    const auto at = integer_of(params, "offset");
+    const auto at = integer_of(params, "pos");
     if (!at || *at < 0) return false;
-    const auto offset = static_cast<std::uint64_t>(*at);
+    auto begin = static_cast<std::uint64_t>(*at);
 
     std::string bytes;
     if (const auto* data = params.if_contains("data"); data != nullptr && data->is_string()) {
@@ -22,14 +22,16 @@ bool exec_output::take(const json::object& params) {
         return false;
     }
 
-    std::uint64_t& end = received_[to];
-    if (offset + bytes.size() <= end) return true;
-    if (offset < end) bytes.erase(0, end - offset);
-    if (offset > end) missing_ += offset - end;
-    end = std::max(end, offset) + bytes.size();
+    if (begin + bytes.size() <= end_) return true;
+    if (begin < end_) {
+        bytes.erase(0, end_ - begin);
+        begin = end_;
+    }
+    gaps_ += begin - end_;
+    end_ = begin + bytes.size();
     if (!closed_[to]) {
         queued_ += bytes.size();
-        queue_.push_back({to, std::move(bytes)});
+        queue_.push_back({to, begin, std::move(bytes)});
     }
     return true;
 }
@@ -56,10 +58,10 @@ void exec_output::close(stream which) {
 }
 
 std::optional<std::uint64_t> exec_output::due_ack() {
-    const std::uint64_t consumed = received_[out] + received_[err] - queued_;
-    if (consumed - acked_ < ack_step_) return std::nullopt;
-    acked_ = consumed;
-    return consumed;
+    const std::uint64_t done = written();
+    if (done - acked_ < ack_step_) return std::nullopt;
+    acked_ = done;
+    return done;
 }
 
 void exec_output::drop_front() {

@@ -1,5 +1,7 @@
 // The output of one command on its way to stdout and stderr: what to write next, what to
-// acknowledge. Pure.
+// acknowledge, where to go on after a lost connection. Pure.
+//
+// Positions count the bytes of both streams together (exec.output's `pos`).
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -20,11 +22,14 @@ public:
     enum stream : int { out = 0, err = 1 };
     struct piece {
         stream to;
+        std::uint64_t at; // position of its first byte
         std::string bytes;
     };
 
-    // `window`: the daemon's bound on bytes sent and not acknowledged.
-    explicit exec_output(std::uint64_t window) : ack_step_(window / 4) {}
+    // `window`: the daemon's bound on bytes sent and not acknowledged. `start`: the position of the
+    // first byte wanted.
+    explicit exec_output(std::uint64_t window, std::uint64_t start = 0)
+        : end_(start), acked_(start), ack_step_(window / 4) {}
 
     // The params of exec.output. Bytes that were taken before are dropped; a gap is passed over and
     // counted. False: the message makes no sense.
@@ -42,21 +47,27 @@ public:
     // Nobody reads this stream any more: what is queued for it and what comes counts as written.
     void close(stream which);
 
-    // The offset to acknowledge now, if enough has been written since the last one.
+    // Where the next piece is to begin: what came before has been taken.
+    std::uint64_t end() const noexcept { return end_; }
+    // All before it has been written.
+    std::uint64_t written() const noexcept { return empty() ? end_ : queue_.front().at + written_; }
+    // The position to acknowledge now, if enough has been written since the last one.
     std::optional<std::uint64_t> due_ack();
-    // Bytes that never came.
-    std::uint64_t missing() const noexcept { return missing_; }
+    // Bytes that never came, if `total` is the position of the output's end.
+    std::uint64_t missing(std::uint64_t total) const noexcept {
+        return gaps_ + (total > end_ ? total - end_ : 0);
+    }
 
 private:
     void drop_front();
 
     std::deque<piece> queue_;
-    std::size_t queued_ = 0;                  // bytes in queue_ not yet written
-    std::size_t written_ = 0;                 // of the front piece
-    std::array<std::uint64_t, 2> received_{}; // end offset by stream
+    std::size_t queued_ = 0;  // bytes in queue_ not yet written
+    std::size_t written_ = 0; // of the front piece
+    std::uint64_t end_;
     std::array<bool, 2> closed_{};
-    std::uint64_t missing_ = 0;
-    std::uint64_t acked_ = 0;
+    std::uint64_t gaps_ = 0;
+    std::uint64_t acked_;
     std::uint64_t ack_step_;
 };
 

@@ -40,6 +40,13 @@ private:
     std::string name_;
 };
 
+// There is no daemon at the other end any more: it closed the connection, or is silent. Connecting
+// again may find it, or its successor.
+class daemon_gone : public failure {
+public:
+    using failure::failure;
+};
+
 // The command line makes no sense. `verb` (may be empty) says whose help has the answer.
 class usage_error : public failure {
 public:

@@ -150,8 +150,28 @@ std::string render_sandboxes(const json::array& sandboxes, const style& paint_wi
     return shown.render(paint_with);
 }
 
-std::string render_status(const json::object& status, const style& paint_with,
-                          std::string_view our_version) {
+std::string render_commands(const json::array& execs, const style& paint_with) {
+    using enum table::align;
+    table shown({{"COMMAND"}, {"TASK"}, {"PHASE"}, {"FOR", right}, {"PROFILE"}});
+    bool any = false;
+    for (const json::value& entry : execs) {
+        if (!entry.is_object()) continue;
+        const json::object& command = entry.get_object();
+        const std::string_view phase = text_of(command, "phase");
+        if (phase == "done") continue;
+        any = true;
+        const json::object& key = object_of(command, "key");
+        shown.row({{text_of(command, "exec_id"), paint::strong},
+                   text_of(key, "task"),
+                   {phase, phase == "running" ? paint::good : paint::plain},
+                   time_or_dash(command, "elapsed_s"),
+                   text_of(key, "profile")});
+    }
+    return any ? shown.render(paint_with) : "";
+}
+
+std::string render_status(const json::object& status, const json::array& execs,
+                          const style& paint_with, std::string_view our_version) {
     const json::object& daemon = object_of(status, "daemon");
     const std::string_view phase = text_of(daemon, "phase");
     const std::string version(text_of(daemon, "version"));
@@ -166,6 +186,9 @@ std::string render_status(const json::object& status, const style& paint_with,
         render_sandboxes(array_of(status, "sandboxes"), paint_with) +
         render_orphans(array_of(status, "orphans"), paint_with);
 
+    if (const std::string commands = render_commands(execs, paint_with); !commands.empty()) {
+        text += "\n" + commands;
+    }
     std::string health = render_health(array_of(status, "health"), paint_with);
     if (version != our_version) {
         health += paint_with(paint::warning, "warning:") + " the daemon is version " +

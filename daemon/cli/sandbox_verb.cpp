@@ -1,6 +1,6 @@
 #include "cli/sandbox_verb.hpp"
 
-#include <unistd.h>
+#include "cli/notices.hpp"
 
 namespace sandboxd::cli {
 
@@ -29,26 +29,11 @@ const std::vector<flag>& choosing_flags() {
 
 json::object call_with_progress(const context& here, std::string_view method, json::object params) {
     connection daemon = here.connect();
-    bool shown = false;
+    notices terminal(here.err_is_terminal);
     daemon.on_notification = [&](std::string_view name, const json::object& news) {
-        if (name != "sandbox.progress" || !here.err_is_terminal) return;
-        const std::string line =
-            "\rdeepinfra-sandboxd: " + printable(text_of(news, "text")) + "\x1b[K";
-        (void)!::write(STDERR_FILENO, line.data(), line.size());
-        shown = true;
+        if (name == "sandbox.progress") terminal.progress(news);
     };
-    const auto clear = [&] {
-        constexpr std::string_view erase = "\r\x1b[K";
-        if (shown) (void)!::write(STDERR_FILENO, erase.data(), erase.size());
-    };
-    try {
-        json::object result = daemon.call(method, std::move(params));
-        clear();
-        return result;
-    } catch (...) {
-        clear();
-        throw;
-    }
+    return daemon.call(method, std::move(params));
 }
 
 } // namespace sandboxd::cli

@@ -1,4 +1,4 @@
-// `status`: the daemon, its sandboxes, and what needs attention.
+// `status`: the daemon, its sandboxes, the commands in them, and what needs attention.
 #include "cli/sandbox_text.hpp"
 #include "cli/verb.hpp"
 #include "sys/version.hpp"
@@ -17,7 +17,8 @@ int show_once(const context& here, bool as_json) {
     if (as_json) {
         print_json(status);
     } else {
-        print(render_status(status, here.out, sys::version()));
+        const json::object commands = daemon.call("exec.list", {});
+        print(render_status(status, array_of(commands, "execs"), here.out, sys::version()));
     }
     return static_cast<int>(degraded(status) ? exit_code::error : exit_code::ok);
 }
@@ -49,7 +50,9 @@ const verb status_verb{
     .name = "status",
     .usage = "status [OPTION...]",
     .summary = "the daemon, its sandboxes, and what needs attention",
-    .details = R"(Shows the daemon, its sandboxes, and what needs attention. Asks the cloud nothing.
+    .details =
+        R"(Shows the daemon, its sandboxes, the commands under way (for attach and cancel), and what needs
+attention. Asks the cloud nothing.
 
 exit codes:
   0 all is well; 1 commands cannot run as they should (no key, not ready, an error below);

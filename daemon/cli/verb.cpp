@@ -62,8 +62,12 @@ std::vector<std::string> arguments::values(const std::string& name) const {
     return found == values_.end() ? std::vector<std::string>() : found->second;
 }
 
+std::vector<std::filesystem::path> context::sockets() const {
+    return sys::client_sockets(env, where.socket, where.state_dir);
+}
+
 connection context::connect(std::chrono::milliseconds patience) const {
-    return connection::open(sys::client_sockets(env, where.socket, where.state_dir), patience);
+    return connection::open(sockets(), patience);
 }
 
 std::span<const flag> common_flags() {

@@ -50,6 +50,8 @@ struct context {
     bool out_is_terminal = false;
     bool err_is_terminal = false;
 
+    // Where the daemon may be listening now.
+    std::vector<std::filesystem::path> sockets() const;
     connection connect(std::chrono::milliseconds patience = connection::pulse) const;
 };
 
@@ -81,6 +83,7 @@ std::string render_failure(const failure&, const style&, std::string_view prefix
 extern const verb status_verb;
 extern const verb list_verb;
 extern const verb exec_verb;
+extern const verb attach_verb;
 extern const verb cancel_verb;
 extern const verb cp_verb;
 extern const verb start_verb;

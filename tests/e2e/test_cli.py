@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from support.cli import LIMIT_S, Terminal, running
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.scenes import EXEC, appears, living, only_id, processes, without_shim, workspace
 from support.schema import Validator
 
-VERBS = ["exec", "cancel", "list", "start", "stop", "terminate", "plans", "status", "wait", "serve"]
-LIMIT_S = 30.0
+VERBS = ["exec", "attach", "cancel", "list", "start", "stop", "terminate", "plans", "status", "wait", "serve"]
 
 
 def validated(method: str, stdout: bytes) -> dict[str, Any]:
@@ -32,52 +29,6 @@ def validated(method: str, stdout: bytes) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(stdout)
     Validator().result(method, answer)
     return answer
-
-
-@contextmanager
-def running(daemon: Daemon, *arguments: str, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A verb that is still at work; ended with the block, if it has not ended itself."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
-    with subprocess.Popen(daemon.command(*arguments), env=daemon.environment, **streams) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-class Terminal:
-    """A verb on a terminal of its own."""
-
-    def __init__(self, daemon: Daemon, *arguments: str, **environment: str) -> None:
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(daemon.command(*arguments), env={**daemon.environment, "TERM": "xterm", **environment},
-                                        stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
-        os.close(slave)
-        self.seen = b""
-
-    def until(self, wanted: bytes) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while wanted not in self.seen:
-            assert self._more(deadline), f"it ended without {wanted!r}: {self.seen!r}"
-
-    def end(self) -> tuple[int, bytes]:
-        """Its exit code and all it has written."""
-        deadline = time.monotonic() + LIMIT_S
-        while self._more(deadline):
-            pass
-        os.close(self._master)
-        return self.process.wait(LIMIT_S), self.seen
-
-    def _more(self, deadline: float) -> bool:
-        ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
-        assert ready, f"nothing more within {LIMIT_S} s: {self.seen!r}"
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # EIO: nobody has the other side open
-            return False
-        self.seen += data
-        return bool(data)
 
 
 # -- exec
@@ -103,21 +54,6 @@ def test_exec_of_megabytes(daemon: Daemon) -> None:
     done = daemon.cli("exec", "--", "/bin/sh", "-c", "yes 0123456 | head -c 20000000; yes e | head -c 100000 >&2")
     assert done.stdout == b"0123456\n" * 2500000
     assert (done.stderr, done.returncode) == (b"e\n" * 50000, 0)
-
-
-@pytest.mark.parametrize("data", [b"", b"text\n", bytes(range(256)) * 1000, b"\xff" * 70000], ids=len)
-def test_exec_with_stdin(daemon: Daemon, data: bytes) -> None:
-    done = daemon.cli("exec", "-i", "--", "/bin/sh", "-c", "wc -c; exit 3", input=data)
-    assert (done.returncode, done.stdout.strip()) == (3, str(len(data)).encode())
-    done = daemon.cli("exec", "--", "wc", "-c", input=data)  # without -i it is not touched
-    assert done.stdout.strip() == b"0"
-
-
-def test_exec_with_more_stdin_than_fits(daemon: Daemon, emulator: Emulator) -> None:
-    for size in (1 << 20, 3 << 20):
-        done = daemon.cli("exec", "-i", "--", "cat", input=b"x" * size)
-        assert (done.returncode, done.stdout) == (125, b"") and b"hint:" in done.stderr
-    assert emulator.count() == 0
 
 
 def test_exec_options(daemon: Daemon, emulator: Emulator) -> None:
@@ -316,7 +252,7 @@ def test_list(daemon: Daemon) -> None:
 
 
 def test_status(daemon: Daemon, emulator: Emulator) -> None:
-    with running(daemon, "exec", "--", "/bin/sh", "-c", "echo up; sleep 600") as cli:
+    with running(daemon, "exec", "--id", "seen", "--", "/bin/sh", "-c", "echo up; sleep 600") as cli:
         assert cli.stdout is not None and cli.stdout.readline() == b"up\n"
         daemon.cli("start", "--task", "warm", "--profile", "/srv/p")
         daemon.cli("stop", "--task", "warm", "--profile", "/srv/p")
@@ -324,6 +260,7 @@ def test_status(daemon: Daemon, emulator: Emulator) -> None:
         ids = {one["tags"]["hermes_task_id"]: one["sandbox_id"] for one in living(emulator)}
     assert (done.returncode, done.stderr) == (0, b"")
     text = re.sub(r"pid \d+, up \d+s", "pid N, up Ns", done.stdout.decode()).replace(emulator.url, "URL")
+    text = re.sub(r"running   \ds  default", "running   Ns  default", text)
     for task, sandbox_id in ids.items():
         text = text.replace(sandbox_id, f"id-{task}".ljust(len(sandbox_id)))
     width = len(ids["warm"])
@@ -335,6 +272,9 @@ money     $0.04 an hour now, $0.00 today
 STATE    TASK     PLAN    IDLE  RUNNING  $ AN HOUR   COST  {'SANDBOX':{width}}  PROFILE  AWAKE BECAUSE
 stopped  warm     medium     -        -          0  $0.00  {'id-warm':{width}}  /srv/p
 running  default  medium    0s        1       0.04  $0.00  {'id-default':{width}}  default  1 command is running
+
+COMMAND  TASK     PHASE    FOR  PROFILE
+seen     default  running   Ns  default
 """
 
 
@@ -398,7 +338,7 @@ def test_wait(make_daemon: Callable[..., Daemon]) -> None:
 
 def every_verb() -> list[tuple[str, ...]]:
     return [("status",), ("status", "--json"), ("list",), ("plans",), ("cancel", "x"), ("start", "-t", "x"), ("stop", "-t", "x"),
-            ("terminate", "-t", "x"), ("exec", "--", "true")]
+            ("terminate", "-t", "x"), ("exec", "--", "true"), ("attach", "x")]
 
 
 def test_without_a_daemon(make_daemon: Callable[..., Daemon]) -> None:
@@ -407,7 +347,7 @@ def test_without_a_daemon(make_daemon: Callable[..., Daemon]) -> None:
     marker = daemon.directory / "ran-here"
     for arguments in every_verb():
         done = daemon.cli(*arguments)
-        assert done.returncode == (125 if arguments[0] == "exec" else 3), arguments
+        assert done.returncode == (125 if arguments[0] in ("exec", "attach") else 3), arguments
         assert done.stdout == b"" and b"not running" in done.stderr and b"hint:" in done.stderr and b"serve" in done.stderr
     assert daemon.cli("exec", "--", "touch", str(marker)).returncode == 125
     assert not marker.exists()
@@ -427,7 +367,7 @@ def test_a_socket_that_never_answers(make_daemon: Callable[..., Daemon]) -> None
                                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)) for arguments in every_verb()]
         for arguments, process in started:
             stdout, stderr = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == (125 if arguments[0] == "exec" else 4), arguments
+            assert process.returncode == (125 if arguments[0] in ("exec", "attach") else 4), arguments
             assert stdout == b"" and b"does not answer" in stderr and b"hint:" in stderr
         assert daemon.cli("wait", "--timeout", "200ms").returncode == 4
 
@@ -454,18 +394,6 @@ def test_something_else_on_the_socket(make_daemon: Callable[..., Daemon], answer
             assert cli.stderr is not None and cli.stderr.read().startswith(b"error: ")
 
 
-def test_a_daemon_that_goes_in_the_middle(daemon: Daemon, emulator: Emulator) -> None:
-    for how in ("stop", "kill"):
-        with running(daemon, "exec", "--", "/bin/sh", "-c", "echo up; sleep 600") as cli:
-            assert cli.stdout is not None and cli.stdout.readline() == b"up\n"
-            getattr(daemon, how)()
-            assert cli.wait(LIMIT_S) == 125
-            assert cli.stderr is not None
-            text = cli.stderr.read()
-            assert b"unknown" in text or b"not known" in text
-        daemon.start()
-
-
 # -- usage
 
 
@@ -490,7 +418,9 @@ def test_wrong_usage(daemon: Daemon, emulator: Emulator) -> None:
         assert done.returncode == 2, (arguments, done)
         assert done.stdout == b"" and done.stderr.startswith(b"error: ")
     for arguments in (("exec",), ("exec", "ls"), ("exec", "--"), ("exec", "--nonesuch", "--", "ls"), ("exec", "--timeout", "0", "--", "ls"),
-                      ("exec", "--timeout", "x", "--", "ls"), ("exec", "--env", "A", "--", "ls"), ("exec", "--tas", "x", "--", "ls")):
+                      ("exec", "--timeout", "x", "--", "ls"), ("exec", "--env", "A", "--", "ls"), ("exec", "--tas", "x", "--", "ls"),
+                      ("exec", "--reconnect", "soon", "--", "ls"), ("attach",), ("attach", "a", "b"), ("attach", "a", "--offset", "-1"),
+                      ("attach", "a", "--offset", "1k"), ("attach", "a", "--offset", "9223372036854775808")):
         done = daemon.cli(*arguments)
         assert done.returncode == 125, (arguments, done)  # 2 would be taken for the command's own
         assert done.stdout == b"" and done.stderr.startswith(b"deepinfra-sandboxd: error: ")

@@ -88,7 +88,7 @@ TEST_CASE("times for people") {
 }
 
 TEST_CASE("status: the whole page") {
-    CHECK(render_status(a_status(), plain, "0.1.0") ==
+    CHECK(render_status(a_status(), {}, plain, "0.1.0") ==
           R"(daemon    ready, version 0.1.0, pid 4711, up 1h 2m
 account   https://api.deepinfra.com, key 5c1f0a9be2d34c77, 1 of 5 sandboxes active
 money     $0.04 an hour now, $0.50 today of a budget of $5.00, $0.10 saved by idle stops
@@ -116,7 +116,7 @@ TEST_CASE("status: a fresh daemon without a key") {
     status["health"] = json::array();
     status.erase("money"); // as of a daemon that does not count it
     status.erase("orphans");
-    CHECK(render_status(status, plain, "0.1.0") ==
+    CHECK(render_status(status, {}, plain, "0.1.0") ==
           R"(daemon    ready, version 0.1.0, pid 4711, up 1h 2m
 account   https://api.deepinfra.com, no API key
 
@@ -125,15 +125,42 @@ no sandboxes
 }
 
 TEST_CASE("status: a daemon of another version is pointed out") {
-    const std::string page = render_status(a_status(), plain, "0.2.0");
+    const std::string page = render_status(a_status(), {}, plain, "0.2.0");
     CHECK(page.find("the daemon is version 0.1.0, this command is 0.2.0") != std::string::npos);
 }
 
 TEST_CASE("status: what is missing or of another type does no harm") {
-    CHECK_NOTHROW(render_status({}, plain, "0.1.0"));
+    CHECK_NOTHROW(render_status({}, {}, plain, "0.1.0"));
     CHECK_NOTHROW(render_status(parse_object(R"({"daemon": 1, "account": [], "sandboxes": [1, {}],
         "health": [null, {"severity": 3}]})"),
-                                plain, "0.1.0"));
+                                {1, json::object(), {{"exec_id", 5}, {"key", nullptr}}}, plain,
+                                "0.1.0"));
+}
+
+TEST_CASE("status: commands under way stand between the sandboxes and what needs attention") {
+    const auto command = [](const char* id, const char* phase, double elapsed) {
+        return json::object{{"exec_id", id},
+                            {"key", {{"profile", "default"}, {"task", "t"}}},
+                            {"phase", phase},
+                            {"elapsed_s", elapsed}};
+    };
+    json::object status = a_status();
+    status["sandboxes"] = json::array();
+    status.erase("orphans");
+    const std::string page = render_status(
+        status,
+        {command("cli-1", "done", 3), command("cli-2", "running", 725), command("3", "queued", 1)},
+        plain, "0.1.0");
+    CHECK(page.substr(page.find("\nno ")) == R"(
+no sandboxes
+
+COMMAND  TASK  PHASE       FOR  PROFILE
+cli-2    t     running  12m 5s  default
+3        t     queued       1s  default
+
+warning: It goes soon.
+    start it
+)");
 }
 
 TEST_CASE("degraded: when commands cannot run as they should") {

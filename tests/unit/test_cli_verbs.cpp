@@ -9,8 +9,9 @@ using namespace sandboxd::cli;
 
 namespace {
 
-const verb* const all[] = {&cp_verb,    &status_verb, &list_verb,      &exec_verb,  &cancel_verb,
-                           &start_verb, &stop_verb,   &terminate_verb, &plans_verb, &wait_verb};
+const verb* const all[] = {&cp_verb,        &status_verb, &list_verb,  &exec_verb,
+                           &attach_verb,    &cancel_verb, &start_verb, &stop_verb,
+                           &terminate_verb, &plans_verb,  &wait_verb};
 
 template <class F>
 std::string error_of(F&& act) {

@@ -12,7 +12,7 @@ packages=(
     libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev libboost-url1.81-dev
     libarchive-dev libssl-dev libspdlog-dev doctest-dev musl-tools
     python3 python3-pytest python3-jsonschema python3-setuptools python3-wheel mypy
-    openssl systemd procps util-linux
+    curl openssl systemd procps util-linux
 )
 
 say() { printf '\n==> %s\n' "$*"; }

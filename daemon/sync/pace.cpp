@@ -10,7 +10,7 @@ constexpr double guess = 10e6; // a good line at home; wrong guesses last for on
 constexpr double seconds_a_part = 4;
 constexpr double smallest_part = 4U << 20;
 constexpr double first_part = 16U << 20;
-constexpr double largest_part = 64U << 20; // well under the platform's 100 MiB a call
+constexpr double largest_part = 32U << 20; // the last one is sent while nothing else goes on
 constexpr double newest_weight = 0.5;
 constexpr double least_gain = 0.9;
 

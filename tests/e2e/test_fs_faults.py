@@ -231,3 +231,24 @@ def test_progress_is_told_to_who_asked(peer: Peer, tmp_path: pathlib.Path) -> No
     news = peer.notification("fs.progress", transfer="mine", phase="sending")
     assert 0 < news["done_bytes"] <= news["total_bytes"] == 30_000_000
     assert peer.result(number)["sent"] == 1
+
+
+@pytest.mark.parametrize("method", ["push", "get"])
+def test_a_daemon_that_is_told_to_stop_does_not_wait_for_a_transfer(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path,
+                                                                   method: str) -> None:
+    daemon = make_daemon().start()
+    room = tmp_path / "room"
+    room.mkdir()
+    with daemon.peer() as peer:
+        peer.sh("head -c 40000000 /dev/urandom > /workspace/f")
+        if method == "push":
+            fault(emulator, PUT, {"stall_before": True}, skip=1)
+            params: dict[str, Any] = {"files": [{"host": str(noise(tmp_path / "g", 40_000_000)), "remote": "g"}]}
+        else:
+            fault(emulator, GET, {"stall_before": True}, skip=1)
+            params = {"remote": "f", "host": str(room / "f")}
+        peer.send("fs." + method, {"key": DEFAULT_KEY, **params})
+        wait_until(lambda: emulator.faults()[0]["used"], "the second part is on its way")
+        assert daemon.stop() == 0
+    assert os.listdir(room) == []
+    assert not (workspace(emulator) / "g").exists()

@@ -265,3 +265,20 @@ def test_a_daemon_that_was_restarted_notices_a_removed_tree_too(make_daemon: Cal
     with daemon.peer() as peer:
         peer.sh("true")
         assert push(peer, *pairs)["sent"] == 3
+
+
+def test_ten_thousand_files_and_a_deep_tree(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "tree"
+    for i in range(10_000):
+        file = root / f"{i % 100}" / f"{i}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"%d" % i)
+    deep = root.joinpath(*["deep"] * 300)
+    deep.mkdir(parents=True)
+    (deep / "bottom").write_bytes(b"bottom")
+    assert push(peer, (root, "many"))["sent"] == 10_001
+    assert without_marker(describe(workspace(emulator) / "many")) == describe(root)
+    assert daemon.rss_kib() < 32 << 10
+    emulator.reset_stats()
+    assert push(peer, (root, "many"))["unchanged"] == 10_001
+    assert emulator.count() == 0

@@ -6,42 +6,16 @@
 // and no more bytes than were announced. Everything else is left out and named.
 #pragma once
 
+#include "sync/part_feed.hpp"
 #include "sync/scan.hpp"
-#include "sys/fd.hpp"
 
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace sandboxd::sync {
-
-// Parts on their way from the daemon's thread to the one that reads them. At most two wait.
-class part_feed {
-public:
-    void push(sys::unique_fd part); // any thread; does not wait
-    void finish();                  // no more will come
-    void abandon();                 // ... and what came is not wanted: the reader fails
-    bool wants_more() const;        // fewer than two wait, and the reader has not ended
-    // Called on the reading thread whenever wants_more() may have changed.
-    std::function<void()> on_taken;
-
-    // For the reading thread: waits; nothing at the end. Throws std::system_error (ECANCELED).
-    sys::unique_fd take();
-    void end_reading();
-
-private:
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<sys::unique_fd> waiting_;
-    bool finished_ = false;
-    bool abandoned_ = false;
-    bool ended_ = false;
-};
 
 struct archive_rules {
     std::string prefix;          // what was asked for, as in "workspace/a"

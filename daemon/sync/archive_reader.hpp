@@ -1,6 +1,6 @@
 // The tar that a sandbox made, taken apart on the host: nothing in it is trusted.
 //
-// Blocking, on a thread of its own (read_archive changes that thread's working directory); the
+// Blocking, on a thread of its own (unpack_archive changes that thread's working directory); the
 // parts come through a part_feed while they are being fetched. What is taken over: regular files,
 // directories, and links that stay inside, all called as was asked for, with plain permission bits,
 // and no more bytes than were announced. Everything else is left out and named.

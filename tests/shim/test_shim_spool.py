@@ -102,7 +102,8 @@ def test_full_is_said_once_a_step(box: Box) -> None:
         box.call("kill", "x")
         made = parse(text + read_text(stream))
     full = [int(one["pos"]) for one in made.named("full")]
-    assert all(int(one["end"]) - int(one["start"]) > 1966080 for one in made.named("full")[:1]) and 1 <= full.count(4 << 20) <= 1 + 1 + 3
+    assert all(int(one["end"]) - int(one["start"]) > 1966080 for one in made.named("full")[:1])
+    assert full and full.count(4 << 20) <= 1 + 1 + 3  # the kill may come before it is said for the last time
     before = [pos for pos in full if pos < 4 << 20]
     assert all(b - a >= 1 << 20 for a, b in zip(before, before[1:], strict=False)) and full == sorted(full)
 

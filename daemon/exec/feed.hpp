@@ -65,6 +65,7 @@ private:
 
     std::weak_ptr<session> of_;
     std::weak_ptr<subscriber> to_;
+    bool owner_ = false; // that one asked for the command
     core::output_queue queue_;
     condition room_; // there may be room in the queue again, or nobody to keep room for
     std::shared_ptr<line> line_;

@@ -582,13 +582,14 @@ void session::acknowledged(const feed& by, std::uint64_t pos) {
 }
 
 void session::acknowledged_end(std::uint64_t pos) {
-    if (fsm_.done() && told_ && pos >= output_end()) {
+    if (fsm_.done() && told_owner_ && pos >= output_end()) {
         forget_.cancel();
         forget();
     }
 }
 
-void session::told(const feed&) {
+void session::told(const feed& to) {
+    told_owner_ = told_owner_ || to.owner_;
     if (!std::exchange(told_, true)) {
         after(forget_, forget_after, &session::forget);
     }

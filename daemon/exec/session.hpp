@@ -50,6 +50,7 @@ struct view_request {
     std::uint64_t from = 0;         // position of the first byte it wants
     std::size_t window = 1U << 20;  // bytes
     std::shared_ptr<feed> replaces; // the same client's, of before
+    bool owner = false;             // it asked for the command, and does not only watch it
 };
 
 struct cancel_outcome {
@@ -89,7 +90,8 @@ public:
 
     // A piece of its script or stdin; see exec/input.hpp.
     boost::asio::awaitable<input_answer> take_input(input_chunk chunk);
-    // A client has got everything, the exit too: what the sandbox keeps of it may go.
+    // A client has got everything, the exit too: what the sandbox keeps of it may go, if that is
+    // the one who asked for the command. What a mere watcher has got may still be wanted.
     void acknowledged_end(std::uint64_t pos);
 
     // For its feeds.
@@ -192,8 +194,9 @@ private:
     condition moved_; // it has begun or ended
 
     spool_share spool_;
-    bool certain_ = true; // nothing that was sent can still arrive late
-    bool told_ = false;   // somebody, its end
+    bool certain_ = true;     // nothing that was sent can still arrive late
+    bool told_ = false;       // somebody, its end
+    bool told_owner_ = false; // who asked for it
 
     std::uint64_t first_generation_ = 0; // when the request came
     bool recreated_ = false;

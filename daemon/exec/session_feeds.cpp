@@ -44,6 +44,7 @@ std::shared_ptr<feed> session::attach(view_request view) {
     feeds_.push_back(std::make_shared<feed>(around_.executor, weak_from_this(), view.to, view.from,
                                             view.window));
     const std::shared_ptr<feed> added = feeds_.back();
+    added->owner_ = view.owner;
     if (!first || fsm_.done()) {
         follow_soon(added);
     }
@@ -64,6 +65,7 @@ void session::check_position(std::uint64_t from) const {
 void session::move_first(view_request view) {
     feed& first = *feeds_.front();
     first.to_ = view.to;
+    first.owner_ = view.owner;
     if (record_.attached) {
         first.queue_.rewind(view.from, view.window);
         first.room_.notify_all();

@@ -18,7 +18,7 @@ asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
     params.request.want.client = from.from->peer();
     const exec::registry::start_outcome outcome = from.parts.execs.start(
         std::move(params.request),
-        {from.from, params.offset, params.window, from.from->feed_of(id)}, params.resume);
+        {from.from, params.offset, params.window, from.from->feed_of(id), true}, params.resume);
     from.from->own(outcome.output);
     co_return json::object{{"exec_id", id}, {"accepted", true}, {"attached", outcome.attached}};
 }

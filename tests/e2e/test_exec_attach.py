@@ -105,6 +105,21 @@ def test_an_end_that_did_not_arrive_is_not_forgotten(daemon: Daemon) -> None:
         assert second.finish(exec_id).stdout == b"kept\n"
 
 
+def test_what_a_watcher_has_got_is_kept_for_who_asked(daemon: Daemon) -> None:
+    """Its connection is lost, somebody looks at the command meanwhile, and then it comes back."""
+    request = {"exec_id": "watched", "key": DEFAULT_KEY, "argv": ["/bin/sh", "-c", "echo kept; exit 5"]}
+    with daemon.peer() as owner:
+        owner.call("exec.start", request)
+    with daemon.peer() as watcher:
+        wait_until(lambda: phase(watcher, "watched") == "done", "the end")
+        watcher.attach("watched")
+        assert watcher.finish("watched").stdout == b"kept\n"
+        watcher.sh("true")  # takes along what may be forgotten
+    with daemon.peer() as owner:
+        assert owner.call("exec.start", {**request, "resume": True})["attached"] is True
+        assert owner.finish("watched").stdout == b"kept\n"
+
+
 # -- several at once
 
 

@@ -92,17 +92,19 @@ def test_one_that_ended_in_the_meantime(daemon: Daemon, emulator: Emulator, how:
 
 
 def test_one_that_had_ended_before_keeps_its_end_and_its_output(daemon: Daemon, how: str) -> None:
+    request = {"exec_id": "ended", "key": DEFAULT_KEY, "argv": ["/bin/sh", "-c", "echo out; exit 6"]}
     with daemon.peer() as peer:
-        exec_id = peer.start("/bin/sh", "-c", "echo out; exit 6")
-        assert peer.finish(exec_id, acknowledge=False).returncode == 6
+        peer.call("exec.start", request)
+        assert peer.finish("ended", acknowledge=False).returncode == 6
     restart(daemon, how)
     with daemon.peer() as peer:
-        ended = end_of(peer, exec_id)
+        peer.call("exec.start", {**request, "resume": True})
+        ended = peer.finish("ended")
         assert (ended.returncode, ended.stdout, ended.dropped_bytes) == (6, b"out\n", 0)
         peer.call("daemon.ping")  # the acknowledgement before it has been read
     restart(daemon, how)
     with daemon.peer() as peer:  # acknowledged, so only the end is left
-        ended = end_of(peer, exec_id)
+        ended = end_of(peer, "ended")
         assert (ended.returncode, ended.stdout, ended.dropped_bytes) == (6, b"", 4)
 
 

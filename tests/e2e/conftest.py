@@ -25,6 +25,21 @@ def emulator(tmp_path: pathlib.Path) -> Iterator[Emulator]:
         yield emulator
 
 
+@pytest.fixture(params=["keep", "kill_group"])
+def on_disconnect(request: pytest.FixtureRequest, emulator: Emulator) -> str:
+    """What the platform does to the process group of an exec whose connection is gone: that is not known."""
+    mode: str = request.param
+    emulator.config(on_disconnect=mode)
+    return mode
+
+
+@pytest.fixture(params=["stop", "kill"])
+def how(request: pytest.FixtureRequest) -> str:
+    """How the daemon ends: SIGTERM, as for an upgrade, or SIGKILL."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def make_daemon(tmp_path: pathlib.Path, emulator: Emulator) -> Iterator[Callable[..., Daemon]]:
     """Makes daemons of one state directory each; those still running at the end are stopped, and must stop well."""

@@ -15,22 +15,7 @@ import pytest
 from support.cli import LIMIT_S, Terminal, running
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
-from support.scenes import EXEC, living, only_id, processes, workspace
-
-# Says when it has begun, prints in two parts, and leaves a mark each time it runs.
-TWO_PARTS = "echo x >>ran; echo first; until [ -e go ]; do sleep 0.01; done; echo second; echo other >&2; exit 3"
-
-
-@pytest.fixture(params=["stop", "kill"])
-def how(request: pytest.FixtureRequest) -> str:
-    """How the daemon ends: SIGTERM, as for an upgrade, or SIGKILL."""
-    name: str = request.param
-    return name
-
-
-def ran(emulator: Emulator) -> int:
-    return len((workspace(emulator) / "ran").read_text().splitlines())
-
+from support.scenes import EXEC, TWO_PARTS, living, only_id, processes, ran, workspace
 
 def go(emulator: Emulator) -> None:
     (workspace(emulator) / "go").touch()

@@ -23,10 +23,7 @@ from support.scenes import EXEC, appears, living, pour, processes, workspace
 GATE = "touch /workspace/up; until [ -e /workspace/go ]; do sleep 0.01; done; rm /workspace/up /workspace/go; "
 
 
-@pytest.fixture(params=["keep", "kill_group"], autouse=True)
-def on_disconnect(emulator: Emulator, request: pytest.FixtureRequest) -> str:
-    emulator.config(on_disconnect=request.param)
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("on_disconnect")
 
 
 @pytest.fixture

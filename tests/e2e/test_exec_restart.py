@@ -13,29 +13,8 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Exit, Peer, RpcFailure
-from support.scenes import CREATE, EXEC, START, only_id, processes, without_shim, workspace
+from support.scenes import CREATE, EXEC, START, TWO_PARTS, only_id, processes, ran, without_shim, workspace
 from support.schema import output_bytes
-
-TWO_PARTS = "echo x >>ran; echo first; until [ -e go ]; do sleep 0.01; done; echo second; echo other >&2; exit 3"
-
-
-@pytest.fixture(params=["keep", "kill_group"])
-def on_disconnect(request: pytest.FixtureRequest, emulator: Emulator) -> str:
-    mode: str = request.param
-    emulator.config(on_disconnect=mode)
-    return mode
-
-
-@pytest.fixture(params=["stop", "kill"])
-def how(request: pytest.FixtureRequest) -> str:
-    """How the daemon ends: SIGTERM, as for an upgrade, or SIGKILL."""
-    name: str = request.param
-    return name
-
-
-def ran(emulator: Emulator) -> int:
-    return len((workspace(emulator) / "ran").read_text().splitlines())
-
 
 def restart(daemon: Daemon, how: str) -> None:
     getattr(daemon, how)()

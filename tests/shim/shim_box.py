@@ -10,6 +10,7 @@ import itertools
 import os
 import pathlib
 import random
+import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -92,6 +93,18 @@ def read_text(stream: Stream, stop_after: int | None = None, until: str | None =
         text += line.get("stdout", "")
         if (stop_after is not None and len(text) >= stop_after) or (until is not None and until in text):
             break
+    return text
+
+
+def read_acknowledging(box: Box, stream: Stream) -> str:
+    """The whole stdout of an open call of `x`; what it says to be waiting is acknowledged."""
+    text, acknowledged = "", 0
+    for line in stream:
+        text += line.get("stdout", "")
+        for pos in re.findall(r"^full pos=(\d+) ", line.get("stdout", ""), re.M):
+            if int(pos) > acknowledged:
+                acknowledged = int(pos)
+                box.call("ack", "x", pos)
     return text
 
 

@@ -18,6 +18,9 @@ DELETE = "DELETE /v1/sandboxes/{id}"
 PIECE = 512 << 10  # bytes of one exec.stdin
 AHEAD = 8  # of them unanswered
 
+# Says when it has begun, prints in two parts, and leaves a mark each time it runs.
+TWO_PARTS = "echo x >>ran; echo first; until [ -e go ]; do sleep 0.01; done; echo second; echo other >&2; exit 3"
+
 
 def living(emulator: Emulator) -> list[dict[str, Any]]:
     """Sandboxes of all accounts that are not deleted."""
@@ -40,6 +43,11 @@ def workspace(emulator: Emulator) -> pathlib.Path:
 def appears(path: pathlib.Path) -> None:
     """Waits for a file that a command makes."""
     wait_until(path.exists, f"{path.name} in /workspace")
+
+
+def ran(emulator: Emulator) -> int:
+    """How often TWO_PARTS, or what else leaves a line in `ran`, has run."""
+    return len((workspace(emulator) / "ran").read_text().splitlines())
 
 
 def processes(emulator: Emulator) -> list[str]:

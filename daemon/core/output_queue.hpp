@@ -51,7 +51,7 @@ public:
     // All there ever was ends at `pos`: what has not come by now was given up.
     void finish(std::uint64_t pos) noexcept;
 
-    bool full() const noexcept { return attended_ && queued() >= window_; }
+    bool full() const noexcept { return attended_ && queued_ >= window_; }
     bool empty() const noexcept { return next_ == runs_.size(); } // all was taken
     bool can_take() const noexcept { return !empty() && unacknowledged() < window_; }
 
@@ -83,7 +83,6 @@ private:
     };
 
     std::uint64_t unacknowledged() const noexcept { return taken_ - acknowledged_; }
-    std::size_t queued() const noexcept { return queued_; }
     void forget_front();
     void trim();
 

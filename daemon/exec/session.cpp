@@ -544,6 +544,13 @@ std::string session::message() const {
     if (record_.attached && fsm_.exit().reason == core::exit_reason::lost) {
         add("its sandbox cannot run the shim, with which it could be found again");
     }
+    if (cut_short_) {
+        add("the last of its output may be missing, as it was not waited for");
+    }
+    if (altered_) {
+        add("its sandbox cannot run the shim, so bytes of its output that are no UTF-8 may have "
+            "come out as U+FFFD");
+    }
     if (state_lost_) {
         add("the sandbox known before is gone, with its files: this ran in a new, empty one");
     }

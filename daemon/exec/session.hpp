@@ -152,6 +152,7 @@ private:
     void take_event(feed& into, const line_event& event);
     boost::asio::awaitable<void> settle(core::exec_exit exit);
     void end_feed(feed& which);
+    void cut(feed& which);
     void end_feeds();
     void cut_tails();
     bool feeds_busy() const noexcept;
@@ -201,6 +202,8 @@ private:
     std::uint64_t first_generation_ = 0; // when the request came
     bool recreated_ = false;
     bool state_lost_ = false;
+    bool cut_short_ = false; // somebody's output, since the command was ended on demand
+    bool altered_ = false; // output without the shim holds characters that stand for lost bytes
     std::string stopped_because_; // its sandbox, to end it
     std::chrono::steady_clock::time_point asked_at_;
 };

@@ -19,6 +19,9 @@ constexpr std::chrono::seconds tail_patience{2};
 // For the sandbox of an ended command, when somebody wants its output.
 constexpr std::chrono::seconds sandbox_patience{30};
 
+// What the platform makes of bytes that are no text (S).
+constexpr std::string_view replacement_character = "\xEF\xBF\xBD";
+
 bool ended_on_demand(const core::exec_exit& exit) {
     return exit.reason == core::exit_reason::cancelled ||
            exit.reason == core::exit_reason::timed_out;
@@ -171,6 +174,7 @@ void session::take_event(feed& into, const line_event& event) {
             into.queue_.push(stream, output->at->pos, output->at->offset, output->bytes);
         } else {
             into.queue_.push(stream, output->bytes);
+            altered_ = altered_ || output->bytes.find(replacement_character) != std::string::npos;
         }
         apply(fsm_.on_output());
         if (idle) {
@@ -241,8 +245,7 @@ void session::end_feeds() {
                              !exit.kill_unconfirmed &&
                              (!ended_on_demand(exit) || each->queue_.full());
         if (!goes_on) {
-            stop_reading(*each);
-            end_feed(*each);
+            cut(*each);
         }
     }
     if (ended_on_demand(exit) && feeds_busy()) {
@@ -255,10 +258,19 @@ void session::cut_tails() {
     const std::vector<std::shared_ptr<feed>> all = feeds_;
     for (const std::shared_ptr<feed>& each : all) {
         if (!each->over_) {
-            stop_reading(*each);
-            end_feed(*each);
+            cut(*each);
         }
     }
+}
+
+// What it lacks is not known, so it cannot be counted; where the end itself is in doubt, that says
+// it all.
+void session::cut(feed& which) {
+    const core::exec_exit& exit = fsm_.exit();
+    cut_short_ = cut_short_ || (ended_on_demand(exit) && !exit.kill_unconfirmed &&
+                                exit.ran != core::started::no && which.attended());
+    stop_reading(which);
+    end_feed(which);
 }
 
 bool session::feeds_busy() const noexcept {

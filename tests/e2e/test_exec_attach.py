@@ -11,28 +11,13 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import EXEC, processes, without_shim, workspace
-
-# Says when it has begun, prints in two parts, and leaves a mark each time it runs.
-TWO_PARTS = "echo x >>ran; echo first; until [ -e go ]; do sleep 0.01; done; echo second; echo other >&2; exit 3"
-
-
-@pytest.fixture(params=["keep", "kill_group"])
-def on_disconnect(request: pytest.FixtureRequest, emulator: Emulator) -> str:
-    """What the platform does to the process group of an exec whose connection is gone: that is not known."""
-    mode: str = request.param
-    emulator.config(on_disconnect=mode)
-    return mode
-
+from support.scenes import EXEC, TWO_PARTS, appears, processes, ran, without_shim, workspace
+from support.schema import output_bytes
 
 def phase(peer: Peer, exec_id: str) -> str:
     (found,) = [one for one in peer.call("exec.list")["execs"] if one["exec_id"] == exec_id]
     word: str = found["phase"]
     return word
-
-
-def ran(emulator: Emulator) -> int:
-    return len((workspace(emulator) / "ran").read_text().splitlines())
 
 
 def noise(megabytes: int) -> str:
@@ -261,14 +246,24 @@ def attached(peer: Peer, exec_id: str) -> bool:
 # -- when a command cannot be ended
 
 
+# What is said of processes that cannot be ended, by the shim and by the attached form's own way.
+SURVIVORS = {
+    "shim": '{"stdout": "deepinfra-shim/1 kill build=1 arch=x86_64 uid=0 boot=b\\nkilled confirmed=no was=running left=1 errno=-\\n"}\n'
+            '{"returncode": 0}\n',
+    "attached": '{"returncode": 1}\n',
+}
+
+
+@pytest.mark.parametrize("form", ["shim", "attached"])
 @pytest.mark.parametrize("fallback", ["stop", "none"])
-def test_only_what_cannot_be_killed_costs_the_sandbox(make_daemon: Callable[..., Daemon], emulator: Emulator, fallback: str) -> None:
-    without_shim(emulator)
+def test_only_what_cannot_be_killed_costs_the_sandbox(make_daemon: Callable[..., Daemon], emulator: Emulator, fallback: str, form: str) -> None:
+    if form == "attached":
+        without_shim(emulator)
     daemon = make_daemon(interrupt_fallback=fallback).start()
     with daemon.peer() as peer:
         exec_id = peer.start("/bin/sh", "-c", "echo up; sleep 600")
         peer.output(exec_id, 3)
-        emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"returncode": 1}\n'}})  # the killing did not work
+        emulator.fault_exec({"status": 200, "body": SURVIVORS[form]})
         answer = peer.call("exec.cancel", {"exec_id": exec_id})
         ended = peer.finish(exec_id)
         assert (ended.reason, ended.returncode) == ("cancelled", 130)
@@ -279,6 +274,25 @@ def test_only_what_cannot_be_killed_costs_the_sandbox(make_daemon: Callable[...,
         else:
             assert "may still be running" in ended.message
             assert emulator.sandboxes()[0]["state"] == "running"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_cancel_waits_for_a_slow_reader_a_moment_and_says_what_it_left(daemon: Daemon, emulator: Emulator, reads: bool) -> None:
+    size = 8_000_000
+    with daemon.peer() as slow, daemon.peer() as other:
+        other.sh("true")
+        exec_id = slow.start("/bin/sh", "-c", f"head -c {size} /dev/zero; touch done; sleep 600", window=65536)
+        appears(workspace(emulator) / "done")
+        assert other.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
+        if not reads:
+            wait_until(lambda: other.call("sandbox.get", {"key": DEFAULT_KEY})["sandbox"]["running"] == [], "nobody to wait for it any more")
+        first = slow.notification("exec.output", exec_id=exec_id)
+        slow.send("exec.ack", {"exec_id": exec_id, "offset": len(output_bytes(first))}, notification=True)
+        ended = slow.finish(exec_id)
+        assert (ended.reason, ended.dropped_bytes) == ("cancelled", 0)
+        got = len(output_bytes(first)) + len(ended.stdout)
+        assert got == ended.output_bytes
+        assert (got == size and ended.message is None) if reads else (got < size and "may be missing" in ended.message)
 
 
 def test_a_cancel_that_comes_before_the_sandbox_has_answered(daemon: Daemon, emulator: Emulator) -> None:

@@ -54,6 +54,12 @@ def test_the_first_command_is_not_lost_to_the_attempt(peer: Peer, emulator: Emul
     assert emulator.count(EXEC) == 6  # tried once
 
 
+def test_altered_output_is_said(attached: Peer) -> None:
+    ended = attached.sh(r"printf 'a\377b'")
+    assert ended.stdout == "a\ufffdb".encode() and "cannot run the shim" in ended.message and "U+FFFD" in ended.message
+    assert attached.sh("printf €").message is None
+
+
 @pytest.mark.parametrize("size", [100, 200000])
 def test_arguments_and_input_arrive(attached: Peer, emulator: Emulator, size: int) -> None:
     data = os.urandom(size)

@@ -215,4 +215,26 @@ inline client_options options_for(const std::string& url) {
     return out;
 }
 
+// A client and the server that it talks to; over TLS if there is a `context`.
+struct client_bench {
+    explicit client_bench(scripted_server::script script,
+                          const std::function<void(client_options&)>& change = {},
+                          asio::ssl::context* context = nullptr,
+                          const std::string& host = "127.0.0.1")
+        : server(io, std::move(script), context) {
+        client_options options = options_for(server.url(host));
+        if (change) change(options);
+        api.emplace(io.get_executor(), options);
+        api->set_key(secret("k-canary"));
+    }
+    template <class T>
+    T wait(asio::awaitable<T> what) {
+        return await(io, std::move(what));
+    }
+
+    asio::io_context io;
+    scripted_server server;
+    std::optional<client> api;
+};
+
 } // namespace sandboxd::cloud::test

@@ -13,25 +13,7 @@ namespace {
 
 using strings = std::vector<std::string>;
 
-struct bench {
-    explicit bench(scripted_server::script script,
-                   const std::function<void(client_options&)>& change = {})
-        : server(io, std::move(script)) {
-        auto options = options_for(server.url());
-        if (change) change(options);
-        api.emplace(io.get_executor(), options);
-        api->set_key(secret("k-canary"));
-    }
-
-    template <class T>
-    T wait(asio::awaitable<T> what) {
-        return await(io, std::move(what));
-    }
-
-    asio::io_context io;
-    scripted_server server;
-    std::optional<client> api;
-};
+using bench = client_bench;
 
 // A server that sends `text` for the first request and then does `after`.
 scripted_server::script first(std::string text, std::function<void(peer&)> after = {}) {

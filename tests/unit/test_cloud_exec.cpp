@@ -29,24 +29,13 @@ private:
     bool open_ = false;
 };
 
-struct bench {
-    explicit bench(scripted_server::script script) : server(io, std::move(script)) {
-        api.emplace(io.get_executor(), options_for(server.url()));
-        api->set_key(secret("k-canary"));
-    }
-    template <class T>
-    T wait(asio::awaitable<T> what) {
-        return await(io, std::move(what));
-    }
+struct bench : client_bench {
+    using client_bench::client_bench;
     std::unique_ptr<exec_stream> start() {
         auto stream = wait(api->exec("sb_1", {"echo", "hi"}, std::chrono::seconds(60)));
         REQUIRE(stream.has_value());
         return std::move(*stream);
     }
-
-    asio::io_context io;
-    scripted_server server;
-    std::optional<client> api;
 };
 
 struct told {

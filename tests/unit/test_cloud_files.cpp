@@ -15,19 +15,7 @@ using namespace sandboxd::cloud::test;
 
 namespace {
 
-struct bench {
-    explicit bench(scripted_server::script script) : server(io, std::move(script)) {
-        api.emplace(io.get_executor(), options_for(server.url()));
-        api->set_key(secret("k"));
-    }
-    template <class T>
-    T wait(asio::awaitable<T> what) {
-        return await(io, std::move(what));
-    }
-    asio::io_context io;
-    scripted_server server;
-    std::optional<client> api;
-};
+using bench = client_bench;
 
 std::string noise(std::size_t size) {
     std::mt19937 random(7);

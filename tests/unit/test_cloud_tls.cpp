@@ -101,22 +101,12 @@ struct server_context {
     asio::ssl::context context{asio::ssl::context::tls_server};
 };
 
-struct bench {
+struct bench : client_bench {
     bench(scripted_server::script script, asio::ssl::context& context, const std::string& host)
-        : server(io, std::move(script), &context) {
-        auto options = options_for(server.url(host));
-        options.connect_timeout = std::chrono::seconds(5);
-        api.emplace(io.get_executor(), options);
-        api->set_key(secret("k-canary"));
-    }
-    template <class T>
-    T wait(asio::awaitable<T> what) {
-        return await(io, std::move(what));
-    }
-
-    asio::io_context io;
-    scripted_server server;
-    std::optional<client> api;
+        : client_bench(
+              std::move(script),
+              [](client_options& options) { options.connect_timeout = std::chrono::seconds(5); },
+              &context, host) {}
 };
 
 } // namespace

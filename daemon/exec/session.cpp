@@ -1,14 +1,10 @@
 #include "exec/session.hpp"
 
 #include "base/cancellation.hpp"
-#include "core/attached_command.hpp"
 #include "core/shim_command.hpp"
-#include "exec/attached_line.hpp"
-#include "exec/shim_line.hpp"
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
@@ -21,17 +17,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::chrono::seconds platform_cap{1800}; // on one command (P)
-constexpr std::chrono::seconds platform_slack{
-    30}; // so that our own clock, not the platform's, ends a command
-constexpr std::chrono::seconds kill_patience{10}; // for the command that kills
 constexpr std::chrono::milliseconds runner_slack{300};
 constexpr std::chrono::milliseconds no_slack{0};
-constexpr std::chrono::seconds longest_follow{
-    1500}; // the shim leaves before the platform chooses what to end
-constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
-constexpr std::chrono::minutes input_patience{10}; // for what must be there before a start
-constexpr std::chrono::seconds stop_patience{60};  // for a sandbox to stop, to end a command in it
 // A client that does not say that it has got the end may still have; the sandbox is not kept
 // waiting for it longer.
 constexpr std::chrono::minutes forget_after{10};
@@ -94,12 +81,6 @@ session::session(surroundings& around, core::exec_record record)
         exit.error.emplace(error_name::shutting_down, exit.message);
         fsm_.restore(std::move(exit));
     }
-}
-
-void session::make_input(bool stdin_open) {
-    input_ = std::make_shared<command_input>(
-        command_input::parts{around_.executor, around_.account, around_.shims, id(),
-                             around_.state_dir, command_.script_size, stdin_open});
 }
 
 void session::start() {
@@ -289,32 +270,6 @@ asio::awaitable<void> session::acquire() {
     }
 }
 
-asio::awaitable<bool> session::arrives(asio::awaitable<void> input) {
-    using namespace asio::experimental::awaitable_operators;
-    asio::steady_timer patience(around_.executor, input_patience);
-    const auto first = co_await (std::move(input) || patience.async_wait(asio::use_awaitable));
-    co_return first.index() == 0;
-}
-
-asio::awaitable<input_answer> session::take_input(input_chunk chunk) {
-    const auto self = shared_from_this();
-    if (fsm_.done()) {
-        co_return input_answer{0, input_state::ended};
-    }
-    if (resumed_ && !input_) { // whether its stdin is open is known in its sandbox
-        make_input(true);
-        if (fsm_.running() || fsm_.ending()) {
-            input_->hand_over(sandbox_id(), std::nullopt);
-        }
-    }
-    if (!input_) {
-        throw rpc_error(error_name::invalid_params,
-                        "this command's input came with its request ('stdin_open' and "
-                        "'script_size' of exec.start); nothing was taken");
-    }
-    co_return co_await input_->take(std::move(chunk));
-}
-
 asio::awaitable<bool> session::acquire_again() {
     if (!lease_) {
         std::optional<sandbox::lease> held =
@@ -324,184 +279,6 @@ asio::awaitable<bool> session::acquire_again() {
         }
     }
     co_return static_cast<bool>(lease_);
-}
-
-asio::awaitable<void> session::send() {
-    for (;;) {
-        std::optional<rpc_error> impossible;
-        if (input_ && around_.shims.unusable(sandbox_id())) {
-            const bool there = co_await arrives(input_->collect_stdin());
-            if (!there) {
-                impossible.emplace(error_name::invalid_params,
-                                   "in a sandbox that cannot run the shim a command's stdin must "
-                                   "be there as a whole before it starts, and it was not");
-            }
-        }
-        try {
-            line_ = impossible ? nullptr : make_line();
-        } catch (const rpc_error& error) {
-            impossible = error;
-        }
-        if (impossible) {
-            apply(fsm_.on_not_sent(std::move(*impossible)));
-            co_return;
-        }
-        const std::shared_ptr<line> opening = line_;
-        if (!resumed_) {
-            record_.attached = opening->attached();
-            keep(core::exec_phase::sent);
-        }
-        hang_up unless_open(*opening);
-        line_opened outcome = co_await opening->open();
-        if (std::holds_alternative<line_open>(outcome)) {
-            unless_open.leave_open();
-            keep(core::exec_phase::heard);
-            if (input_ && !record_.attached) {
-                input_->hand_over(sandbox_id(), resumed_ ? std::optional<std::uint64_t>()
-                                                         : std::optional<std::uint64_t>(0));
-            }
-            apply(fsm_.on_sent());
-            co_return;
-        }
-        const auto* unsuitable = std::get_if<line_unsuitable>(&outcome);
-        if (unsuitable == nullptr) {
-            apply(std::holds_alternative<cloud::failure>(outcome)
-                      ? fsm_.on_send_failed(now(), std::get<cloud::failure>(outcome))
-                      : fsm_.on_not_sent(std::get<rpc_error>(outcome)));
-            if (!fsm_.done()) {
-                keep(core::exec_phase::accepted);
-            }
-            co_return;
-        }
-        // The next line is of the other kind.
-        around_.shims.set_unusable(sandbox_id(), unsuitable->why);
-    }
-}
-
-std::shared_ptr<line> session::make_line() {
-    if (resumed_) {
-        line_start_ = feeds_.front()->queue_.end();
-        return line_from(feeds_.front()->queue_.end(), feeds_.front()->attended());
-    }
-    if (around_.shims.unusable(sandbox_id())) {
-        feeds_.front()->queue_.retain();
-        return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
-                                               with_input(core::build_attached(command_, id())),
-                                               server_timeout());
-    }
-    spool_ = around_.shims.share_of_spool(sandbox_id());
-    shim_line::plan plan;
-    plan.sandbox_id = sandbox_id();
-    plan.exec_id = id();
-    plan.digest = record_.digest;
-    plan.cwd = command_.cwd;
-    plan.longest = longest_connection();
-    plan.spool = spool_.bytes();
-    plan.board = around_.marks;
-    if (plan.board != nullptr) {
-        plan.marks = plan.board->marks(sandbox_id());
-    }
-    plan.run = with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
-                                         plan.longest, around_.shims.take_told(sandbox_id()),
-                                         plan.spool, plan.marks));
-    plan.installed = around_.shims.may_be_there(sandbox_id());
-    return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
-                                       std::move(plan));
-}
-
-core::prepared_command session::with_input(core::prepared_command built) const {
-    if (input_) {
-        const std::vector<core::upload> files = input_->files();
-        built.uploads.insert(built.uploads.end(), files.begin(), files.end());
-    }
-    return built;
-}
-
-// To a command that was sent before.
-std::shared_ptr<line> session::line_from(std::uint64_t pos, bool attended) {
-    shim_line::plan plan;
-    plan.sandbox_id = sandbox_id();
-    plan.exec_id = id();
-    plan.digest = record_.digest;
-    plan.longest = longest_connection();
-    plan.spool = spool_.bytes();
-    plan.installed = true;
-    plan.from = pos;
-    plan.attended = attended;
-    return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
-                                       std::move(plan));
-}
-
-std::chrono::seconds session::server_timeout() const {
-    if (!record_.timeout) {
-        return platform_cap;
-    }
-    return std::min(platform_cap, std::chrono::ceil<std::chrono::seconds>(
-                                      std::min(*record_.timeout, longest_timeout)) +
-                                      platform_slack);
-}
-
-// Idleness is counted by the platform from the last call that finished (D): while a command runs,
-// one finishes at least every third of that time.
-std::chrono::seconds session::longest_connection() const {
-    return std::clamp(around_.manager.server_timeout() / 3, std::chrono::seconds(1),
-                      longest_follow);
-}
-
-asio::awaitable<void> session::kill() {
-    kill_outcome outcome = co_await kill_all(fsm_.signal());
-    if (outcome.unkillable && around_.stop_if_unkillable) {
-        const bool stopped = co_await stop_sandbox();
-        if (stopped) {
-            stopped_because_ = "its processes could not be ended from inside the sandbox (" +
-                               outcome.why + "), so the sandbox was stopped";
-            outcome.why.clear();
-            outcome.reach = core::kill_reach::for_good;
-        }
-    }
-    apply(fsm_.on_killed(outcome.why.empty(), outcome.why, outcome.reach));
-}
-
-asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
-    using namespace asio::experimental::awaitable_operators;
-    if (!line_ && !sandbox_id().empty()) { // it ended before this daemon was started
-        if (record_.attached) {
-            line_ = std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
-                                                    core::prepared_command{}, server_timeout());
-        } else {
-            line_ = line_from(0, false);
-        }
-    }
-    const std::shared_ptr<line> ending = line_;
-    if (!ending) {
-        co_return kill_outcome{}; // nothing was ever sent
-    }
-    asio::steady_timer patience(around_.executor, kill_patience);
-    const auto first = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
-    kill_outcome outcome{"the platform did not answer in time"};
-    if (first.index() == 0) {
-        outcome = std::get<0>(first);
-    }
-    if (!outcome.why.empty()) {
-        spdlog::warn("exec {}: its processes could not be ended for sure: {}", id(), outcome.why);
-    }
-    co_return outcome;
-}
-
-asio::awaitable<bool> session::stop_sandbox() {
-    using namespace asio::experimental::awaitable_operators;
-    spdlog::warn("exec {}: stopping sandbox {}, as its processes cannot be ended otherwise", id(),
-                 sandbox_id());
-    sandbox::selector which{key(), {}};
-    asio::steady_timer patience(around_.executor, stop_patience);
-    try {
-        const auto first = co_await (around_.manager.stop(std::move(which), true) ||
-                                     patience.async_wait(asio::use_awaitable));
-        co_return first.index() == 0;
-    } catch (const rpc_error& problem) {
-        spdlog::warn("sandbox {} could not be stopped: {}", sandbox_id(), problem.what());
-    }
-    co_return false;
 }
 
 void session::finish() {
@@ -555,28 +332,6 @@ std::string session::message() const {
         add("the sandbox known before is gone, with its files: this ran in a new, empty one");
     }
     return text;
-}
-
-asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
-    const auto self = shared_from_this();
-    if (fsm_.done()) {
-        // One whose end is not known for sure may still be running: then this is the way to end it.
-        if (fsm_.exit().reason != core::exit_reason::lost && !fsm_.exit().kill_unconfirmed) {
-            co_return cancel_outcome{true, {}};
-        }
-        const kill_outcome outcome = co_await kill_all(signal);
-        const std::string& why = outcome.why;
-        const bool confirmed = why.empty();
-        co_return cancel_outcome{
-            confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
-    }
-    // The shim can end what has not begun yet, by its id.
-    apply(fsm_.on_cancel(signal, !around_.shims.unusable(sandbox_id())));
-    while (!fsm_.done()) {
-        co_await moved_.wait();
-    }
-    const bool confirmed = !fsm_.exit().kill_unconfirmed;
-    co_return cancel_outcome{confirmed, confirmed ? stopped_because_ : fsm_.exit().message};
 }
 
 void session::acknowledged(const feed& by, std::uint64_t pos) {

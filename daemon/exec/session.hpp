@@ -124,21 +124,37 @@ private:
     void apply(const core::exec_fsm::steps& steps);
     void perform(const core::exec_fsm::step& step);
     void arm();
+    boost::asio::awaitable<void> acquire();
+    boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     void finish();
+    void forget();
     void keep(core::exec_phase phase);
+    bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
+    void tell_progress(const sandbox::progress& news);
     std::weak_ptr<boost::asio::cancellation_signal> spawn(boost::asio::awaitable<void> coroutine);
     void carry_out(boost::asio::awaitable<void> coroutine); // until the command has ended
     void after(boost::asio::steady_timer& timer, std::chrono::milliseconds delay,
                void (session::*then)());
+    void waited() { apply(fsm_.on_waited()); }
+    void lingered() { apply(fsm_.on_lingered()); }
+    void deadline() { apply(fsm_.on_deadline()); }
+    static std::chrono::milliseconds now();
 
-    boost::asio::awaitable<void> acquire();
-    boost::asio::awaitable<bool> arrives(boost::asio::awaitable<void> input); // in time
+    // session_sending.cpp
     void make_input(bool stdin_open);
-    boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
+    boost::asio::awaitable<bool> arrives(boost::asio::awaitable<void> input); // in time
     boost::asio::awaitable<void> send();
+    std::shared_ptr<line> make_line(); // of the kind that its sandbox allows
+    core::prepared_command with_input(core::prepared_command built) const;
+    std::shared_ptr<line> line_from(std::uint64_t pos, bool attended);
+    std::chrono::seconds server_timeout() const;
+    std::chrono::seconds longest_connection() const;
+
+    // session_ending.cpp
     boost::asio::awaitable<void> kill();
     boost::asio::awaitable<kill_outcome> kill_all(core::kill_signal signal);
     boost::asio::awaitable<bool> stop_sandbox();
+    boost::asio::awaitable<void> settle(core::exec_exit exit);
 
     // session_feeds.cpp
     void check_position(std::uint64_t from) const; // throws invalid_params
@@ -150,27 +166,15 @@ private:
     boost::asio::awaitable<void> read(std::shared_ptr<feed> into);
     boost::asio::awaitable<void> wait_for_room(feed& into, line& from);
     void take_event(feed& into, const line_event& event);
-    boost::asio::awaitable<void> settle(core::exec_exit exit);
     void end_feed(feed& which);
     void cut(feed& which);
     void end_feeds();
     void cut_tails();
     bool feeds_busy() const noexcept;
     void let_go_if_idle();
-    bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
 
-    std::shared_ptr<line> make_line(); // of the kind that its sandbox allows
-    core::prepared_command with_input(core::prepared_command built) const;
-    std::shared_ptr<line> line_from(std::uint64_t pos, bool attended);
-    void tell_progress(const sandbox::progress& news);
-    void forget();
-
-    void waited() { apply(fsm_.on_waited()); }
-    void lingered() { apply(fsm_.on_lingered()); }
-    void deadline() { apply(fsm_.on_deadline()); }
-    std::chrono::seconds server_timeout() const;
-    std::chrono::seconds longest_connection() const;
-    static std::chrono::milliseconds now();
+    // Of a time-out, whatever was asked for: what every clock can hold.
+    static constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365);
 
     surroundings& around_;
     core::exec_record record_;
@@ -203,7 +207,7 @@ private:
     bool recreated_ = false;
     bool state_lost_ = false;
     bool cut_short_ = false; // somebody's output, since the command was ended on demand
-    bool altered_ = false; // output without the shim holds characters that stand for lost bytes
+    bool altered_ = false;   // output without the shim holds characters that stand for lost bytes
     std::string stopped_because_; // its sandbox, to end it
     std::chrono::steady_clock::time_point asked_at_;
 };

@@ -207,20 +207,6 @@ void session::take_event(feed& into, const line_event& event) {
     }
 }
 
-// The last daemon died as it sent the command, and nothing in the sandbox knows of it. It may still
-// be on its way; claimed as cancelled, it cannot run any more, and then it is known not to have.
-asio::awaitable<void> session::settle(core::exec_exit exit) {
-    const kill_outcome outcome = co_await kill_all(core::kill_signal::kill);
-    if (outcome.why.empty() && outcome.reach == core::kill_reach::before_start) {
-        exit = {};
-        exit.ran = core::started::no;
-        exit.message = "the daemon died as it sent the command, and the sandbox did not get it; it "
-                       "has not run";
-        exit.error.emplace(error_name::cloud_unreachable, exit.message);
-    }
-    apply(fsm_.on_verdict(std::move(exit)));
-}
-
 void session::end_feed(feed& which) {
     which.over_ = true;
     if (fsm_.done()) {

@@ -173,11 +173,13 @@ def test_killed_at_every_write(scene: Scene, preload: pathlib.Path, when: str) -
         daemon.kill()
         daemon.environment |= {"LD_PRELOAD": str(preload), "KILL_AT_NAME": "state.json", "KILL_AT_COUNT": str(point), "KILL_AT_WHEN": when}
         died = False
-        with daemon.start().peer() as peer:
-            try:
+        daemon.spawn()  # it may die at a write of its start
+        wait_until(lambda daemon=daemon: daemon.accepts() or not daemon.alive(), "it listens, or is dead")
+        try:
+            with daemon.peer() as peer:
                 peer.call(operation.method, operation.params)
-            except (ConnectionError, TimeoutError):
-                died = True
+        except (ConnectionError, TimeoutError, FileNotFoundError):
+            died = True
         if died:
             wait_until(lambda: not daemon.alive(), "it is dead")
         daemon.kill()

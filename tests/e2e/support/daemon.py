@@ -78,14 +78,15 @@ class Daemon:
     def start(self) -> Daemon:
         process = self.spawn()
         deadline = time.monotonic() + START_LIMIT_S
-        while not self._accepts():
+        while not self.accepts():
             if process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the daemon did not start:\n{self.log()}")
             time.sleep(0.002)
         return self
 
-    def _accepts(self) -> bool:
+    def accepts(self) -> bool:
+        """Whether somebody listens on its socket."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.socket))

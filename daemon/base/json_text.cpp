@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace sandboxd {
 namespace {
 
@@ -24,6 +28,21 @@ bool is_special(char c) noexcept {
 
 // The index of the first quote, backslash or control character from `at` on; the size if none.
 std::size_t next_special(std::string_view text, std::size_t at) noexcept {
+#if defined(__SSE2__)
+    const __m128i quote = _mm_set1_epi8('"');
+    const __m128i backslash = _mm_set1_epi8('\\');
+    const __m128i last_control = _mm_set1_epi8(0x1f);
+    for (; text.size() - at >= sizeof(__m128i); at += sizeof(__m128i)) {
+        const __m128i bytes =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(text.data() + at)); // NOLINT
+        const __m128i control = _mm_cmpeq_epi8(_mm_max_epu8(bytes, last_control), last_control);
+        const __m128i found = _mm_or_si128(
+            control, _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)));
+        if (const int mask = _mm_movemask_epi8(found); mask != 0) {
+            return at + static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(mask)));
+        }
+    }
+#endif
     std::uint64_t word = 0;
     while (text.size() - at >= sizeof word) {
         std::memcpy(&word, text.data() + at, sizeof word);
@@ -122,6 +141,8 @@ bool append_unicode_escape(std::string& to, std::string_view digits) {
 
 void append_json_string(std::string& to, std::string_view utf8) {
     static constexpr char digits[] = "0123456789abcdef";
+    // An escape in eight: what a text of short lines has. More of them make it grow.
+    to.reserve(to.size() + utf8.size() + utf8.size() / 8 + 2);
     to += '"';
     for (std::size_t at = 0; at < utf8.size();) {
         const std::size_t special = next_special(utf8, at);
@@ -129,8 +150,8 @@ void append_json_string(std::string& to, std::string_view utf8) {
         if (special < utf8.size()) {
             const char c = utf8[special];
             if (const char escape = short_escape(c)) {
-                to += '\\';
-                to += escape;
+                const char pair[] = {'\\', escape};
+                to.append(pair, sizeof pair);
             } else {
                 to += "\\u00";
                 to += digits[static_cast<unsigned char>(c) >> 4];
@@ -143,15 +164,16 @@ void append_json_string(std::string& to, std::string_view utf8) {
 }
 
 std::optional<std::size_t> append_json_unescaped(std::string& to, std::string_view text) {
+    to.reserve(to.size() + text.size());
     for (std::size_t at = 0;;) {
         const std::size_t special = next_special(text, at);
-        const std::string_view plain = text.substr(at, special - at);
-        if (special == text.size() || !is_utf8(plain)) {
+        to.append(text, at, special - at);
+        if (special == text.size()) {
             return std::nullopt;
         }
-        to += plain;
         if (text[special] == '"') {
-            return special;
+            // All at once: what is cut by an escape is as broken as it was before.
+            return is_utf8(text.substr(0, special)) ? std::optional(special) : std::nullopt;
         }
         if (text[special] != '\\' || special + 1 == text.size()) {
             return std::nullopt;

@@ -1,6 +1,7 @@
 #include "cli/connection.hpp"
 
 #include "cli/failure.hpp"
+#include "cli/output_line.hpp"
 #include "sys/paths.hpp"
 #include "sys/peer.hpp"
 #include "sys/system_error.hpp"
@@ -21,6 +22,8 @@ namespace sandboxd::cli {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 namespace {
+
+constexpr std::size_t portion = 256U << 10;
 
 constexpr std::string_view start_it =
     "start it with `systemctl --user start deepinfra-sandboxd.socket`, or in a terminal with "
@@ -215,7 +218,8 @@ void connection::receive() {
         heard_ = clock::now();
         buffer_.append(bytes, static_cast<std::size_t>(n));
         if (static_cast<std::size_t>(n) < sizeof bytes) return;
-        if (buffer_.size() > 4 * longest_line) return; // taken in turns with next()
+        // Taken in turns with next(), in portions that a processor's cache holds.
+        if (buffer_.size() >= portion) return;
     }
 }
 
@@ -232,6 +236,7 @@ std::optional<std::string_view> connection::next_line() {
 
 std::optional<json::object> connection::next() {
     while (const auto line = next_line()) {
+        if (auto output = read_output_line(*line)) return output;
         boost::system::error_code error;
         json::value message = json::parse(json::string_view(line->data(), line->size()), error);
         if (error.failed() || !message.is_object()) throw gibberish(socket_);

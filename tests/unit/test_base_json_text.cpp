@@ -96,7 +96,7 @@ TEST_CASE("json text: escapes") {
 TEST_CASE("json text: what is not plain is left to a general parser") {
     for (const char* literal : {"\"no end", "\"\\", "\"\\\"", "\"\\u", "\"\\u12\"", "\"\\u123g\"",
                                 "\"\\ud83d\\ude00\"", "\"\\udc00\"", "\"\\x41\"", "\"\n\"",
-                                "\"\x01\"", "\"\xff\"", "\"\xe2\x82\"", "\"\xed\xa0\x80\""}) {
+                                "\"\x01\"", "\"\xff\"", "\"\xe2\\n\x82\xac\"", "\"\xe2\x82\"", "\"\xed\xa0\x80\""}) {
         CAPTURE(literal);
         std::string out;
         CHECK_FALSE(append_json_unescaped(out, std::string_view(literal).substr(1)));

@@ -1,6 +1,7 @@
 // Numbers, encodings, and the frames on stdout. The format is in frames.h.
 #include "shim.h"
 
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -177,15 +178,31 @@ static struct text line = {buffer, 0, sizeof buffer};
 static size_t line_start;
 static uint64_t written;
 
-void frame_flush(void) {
-    for (size_t done = 0; done < line.n;) {
-        const ssize_t n = write(1, buffer + done, line.n - done);
+// What was collected, then `data`.
+static void flush_with(const void* data, size_t size) {
+    struct iovec parts[2] = {{buffer, line.n}, {(void*)data, size}};
+    for (struct iovec* part = parts; part < parts + 2;) {
+        if (part->iov_len == 0) {
+            ++part;
+            continue;
+        }
+        const ssize_t n = writev(1, part, (int)(parts + 2 - part));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) _exit(1);
-        done += (size_t)n;
+        size_t left = (size_t)n;
+        for (struct iovec* each = part; each < parts + 2; ++each) {
+            const size_t taken = left < each->iov_len ? left : each->iov_len;
+            each->iov_base = (char*)each->iov_base + taken;
+            each->iov_len -= taken;
+            left -= taken;
+        }
     }
-    written += line.n;
+    written += line.n + size;
     line.n = 0;
+}
+
+void frame_flush(void) {
+    flush_with(NULL, 0);
 }
 
 uint64_t frame_bytes(void) {
@@ -256,11 +273,15 @@ void frame_data(int stream, uint64_t pos, uint64_t off, const uint8_t* data, siz
     put(&line, plain ? " r " : " b ");
     put_u64(&line, n);
     put_char(&line, '\n');
-    if (plain)
-        memcpy(buffer + line.n, data, n);
-    else
-        base64_encode(data, n, buffer + line.n);
-    line.n += size;
+    if (plain && n >= BLOCK / 2) {
+        flush_with(data, n); // too much to be copied once more
+    } else {
+        if (plain)
+            memcpy(buffer + line.n, data, n);
+        else
+            base64_encode(data, n, buffer + line.n);
+        line.n += size;
+    }
     put_char(&line, '\n');
 }
 

@@ -72,8 +72,8 @@ class Connection:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answered] = {}
         self.receivers: dict[str, Exec] = {}  # what belongs to these is handed to them under the lock
-        self._unsent, self._received = bytearray(), bytearray()
-        self._space = memoryview(bytearray(1 << 18))
+        self._unsent, self._buffer, self._filled = bytearray(), bytearray(MAX_LINE), 0
+        self._received = memoryview(self._buffer)  # slices of it are no copies
         self._heard = self._reading = False
         self._followers: list[threading.Condition] = []  # who waits while another thread reads
         self.lost: ConnectionLost | None = None
@@ -254,15 +254,18 @@ class Connection:
 
     def _take_in(self) -> str:
         """Dispatch all whole lines; why the connection has ended, or an empty text."""
-        size = self._sock.recv_into(self._space)
+        size = self._sock.recv_into(self._received[self._filled :])
         if size == 0:
             return "the daemon closed it"  # a torn last line is no message
-        begin, scan, self._heard = 0, len(self._received), True
-        self._received += self._space[:size]
-        while (end := self._received.find(b"\n", max(begin, scan))) >= 0:
+        begin, scan, self._heard = 0, self._filled, True
+        self._filled += size
+        while (end := self._buffer.find(b"\n", scan, self._filled)) >= 0:
             self._dispatch(json.loads(str(self._received[begin:end], "utf-8")))
-            begin = end + 1
-        del self._received[:begin]
+            begin = scan = end + 1
+        if self._filled - begin == MAX_LINE:
+            return "the peer sent a line longer than any message"
+        self._received[: self._filled - begin] = self._received[begin : self._filled]
+        self._filled -= begin
         return ""
 
     def _dispatch(self, message: Any) -> None:

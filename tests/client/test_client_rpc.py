@@ -111,6 +111,20 @@ def test_a_peer_that_speaks_something_else_is_incompatible(fake: FakeDaemon, ans
         Client(str(fake.path), timeout=5).hello()
 
 
+def test_the_longest_line_is_taken_and_a_longer_one_ends_the_connection(fake: FakeDaemon, client: Client) -> None:
+    def ping(peer: Peer, params: Message) -> Message:
+        begin, end = b'{"jsonrpc":"2.0","method":"sandbox.dance","params":{"x":"', b'"}}\n'
+        peer.raw(begin + b"y" * (size - len(begin) - len(end)) + end)
+        return {}
+
+    fake.on["daemon.ping"] = ping
+    size = 1 << 20
+    assert client.call("daemon.ping") == {}
+    size += 1
+    with pytest.raises(ConnectionLost, match="longer than any message"):
+        client.call("daemon.ping")
+
+
 def test_a_peer_that_is_silent_is_given_up(fake: FakeDaemon) -> None:
     fake.on["hello"] = lambda peer, params: NO_ANSWER
     with pytest.raises(NoAnswer, match="did not answer hello within 0.1 s"):

@@ -38,6 +38,8 @@ public:
     // be called. Waits without limit: the caller owns the deadline. Cancelled, it throws, and may
     // be called again: nothing is lost.
     virtual boost::asio::awaitable<exec_event> next() = 0;
+    // The same, if it is here already.
+    virtual std::optional<exec_event> ready() = 0;
 };
 
 struct client_options {

@@ -47,12 +47,17 @@ public:
 
     asio::awaitable<exec_event> next() override {
         while (true) {
-            if (auto event = decoder_.next()) co_return told(std::move(*event));
-            if (why_ || reader_->done()) co_return told(decoder_.finish(why_));
+            if (auto event = ready()) co_return std::move(*event);
             const auto ec = co_await reader_->read_some(*from_);
             if (ec) why_ = failure_of(ec, reader_->status());
             hand_over();
         }
+    }
+
+    std::optional<exec_event> ready() override {
+        if (auto event = decoder_.next()) return told(std::move(*event));
+        if (why_ || reader_->done()) return told(decoder_.finish(why_));
+        return std::nullopt;
     }
 
 private:

@@ -3,6 +3,7 @@
 #include "base/utf8.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace sandboxd::core {
 namespace {
@@ -13,16 +14,16 @@ constexpr std::size_t join_below = 16U << 10;
 
 } // namespace
 
-void output_queue::push(output_stream stream, std::string_view bytes) {
-    push(stream, end_, offsets_[stream == output_stream::err ? 1 : 0], bytes);
+void output_queue::push(output_stream stream, std::string bytes) {
+    push(stream, end_, offsets_[stream == output_stream::err ? 1 : 0], std::move(bytes));
 }
 
 void output_queue::push(output_stream stream, std::uint64_t pos, std::uint64_t offset,
-                        std::string_view bytes) {
+                        std::string bytes) {
     if (pos < end_) { // from a source that began earlier
         const auto known =
             static_cast<std::size_t>(std::min<std::uint64_t>(end_ - pos, bytes.size()));
-        bytes.remove_prefix(known);
+        bytes.erase(0, known);
         pos += known;
         offset += known;
     }
@@ -42,7 +43,7 @@ void output_queue::push(output_stream stream, std::uint64_t pos, std::uint64_t o
         runs_.back().bytes.size() + bytes.size() <= join_below) {
         runs_.back().bytes += bytes;
     } else {
-        runs_.push_back({stream, pos, offset, std::string(bytes)});
+        runs_.push_back({stream, pos, offset, std::move(bytes)});
     }
     if (!attended_) {
         trim();
@@ -71,7 +72,7 @@ std::optional<output_chunk> output_queue::take(std::size_t most) {
     if (size < rest.size()) {
         // Keep a character whole if that leaves anything; a window of a few bytes may have to cut
         // one.
-        const std::size_t whole = valid_utf8_prefix(rest.substr(0, size));
+        const std::size_t whole = utf8_floor(rest, size);
         if (whole > 0 && size - whole < 4) {
             size = whole;
         }

@@ -43,11 +43,10 @@ public:
     // The only copy there is: keep what was sent until it is acknowledged.
     void retain() noexcept { retained_ = true; }
 
-    void push(output_stream stream, std::string_view bytes);
+    void push(output_stream stream, std::string bytes);
     // The same, from a source that knows its place. Beyond the expected one, what is between was
     // given up; what lies before it is left out, as positions never go back.
-    void push(output_stream stream, std::uint64_t pos, std::uint64_t offset,
-              std::string_view bytes);
+    void push(output_stream stream, std::uint64_t pos, std::uint64_t offset, std::string bytes);
     // All there ever was ends at `pos`: what has not come by now was given up.
     void finish(std::uint64_t pos) noexcept;
 

@@ -167,13 +167,13 @@ shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, 
                           : std::string(text));
 }
 
-shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
+shim_link::step shim_link::on_frame(milliseconds now, shim_frame frame) {
     silent_since_.reset();
     if (long_visit(now)) {
         puzzles_ = 0;
         retry_.reset();
     }
-    if (const auto* data = std::get_if<shim_data>(&frame)) {
+    if (auto* data = std::get_if<shim_data>(&frame)) {
         if (data->pos != pos_) {
             return puzzled(now, "the shim went on at another place than asked for");
         }
@@ -182,7 +182,7 @@ shim_link::step shim_link::on_frame(milliseconds now, const shim_frame& frame) {
         data_seen_ = true;
         pos_ = data->pos + data->bytes.size();
         step next = act(action::deliver);
-        next.data = *data;
+        next.data = std::move(*data);
         return next;
     }
     return on_note(now, std::get<shim_note>(frame));

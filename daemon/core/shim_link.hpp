@@ -62,7 +62,7 @@ public:
     step on_install_failed(milliseconds now, const cloud::failure& failure);
     step on_answering(); // 200: frames may come
     step on_post_failed(milliseconds now, const cloud::failure& failure);
-    step on_frame(milliseconds now, const shim_frame& frame);
+    step on_frame(milliseconds now, shim_frame frame);
     // The platform's own end of the stream, told by `text` for people. `never_ran`: it says that
     // the shim could not be executed.
     step on_terminal(milliseconds now, std::string_view text, bool never_ran);

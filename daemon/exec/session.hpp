@@ -165,7 +165,7 @@ private:
     boost::asio::awaitable<void> follow(std::shared_ptr<feed> into);
     boost::asio::awaitable<void> read(std::shared_ptr<feed> into);
     boost::asio::awaitable<void> wait_for_room(feed& into, line& from);
-    void take_event(feed& into, const line_event& event);
+    void take_event(feed& into, line_event event);
     void end_feed(feed& which);
     void cut(feed& which);
     void end_feeds();

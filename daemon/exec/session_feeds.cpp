@@ -146,11 +146,11 @@ asio::awaitable<void> session::read(std::shared_ptr<feed> into) {
     // A reader whose feed was given another line may still be handed one event of the old one.
     while (!into->over_ && into->line_ == from) {
         co_await wait_for_room(*into, *from);
-        const line_event event = co_await from->next();
+        line_event event = co_await from->next();
         if (into->line_ != from) {
             co_return;
         }
-        take_event(*into, event);
+        take_event(*into, std::move(event));
     }
 }
 
@@ -166,15 +166,15 @@ asio::awaitable<void> session::wait_for_room(feed& into, line& from) {
     }
 }
 
-void session::take_event(feed& into, const line_event& event) {
-    if (const auto* output = std::get_if<line_output>(&event)) {
+void session::take_event(feed& into, line_event event) {
+    if (auto* output = std::get_if<line_output>(&event)) {
         const auto stream = output->is_stderr ? core::output_stream::err : core::output_stream::out;
         const bool idle = !into.queue_.can_take();
         if (output->at) {
-            into.queue_.push(stream, output->at->pos, output->at->offset, output->bytes);
+            into.queue_.push(stream, output->at->pos, output->at->offset, std::move(output->bytes));
         } else {
-            into.queue_.push(stream, output->bytes);
             altered_ = altered_ || output->bytes.find(replacement_character) != std::string::npos;
+            into.queue_.push(stream, std::move(output->bytes));
         }
         apply(fsm_.on_output());
         if (idle) {

@@ -151,9 +151,9 @@ asio::awaitable<link::step> shim_line::post(bool run) {
     co_return link_.on_answering();
 }
 
-asio::awaitable<link::step> shim_line::read() {
+// Nothing: it did not come in time.
+asio::awaitable<std::optional<cloud::exec_event>> shim_line::next_event() {
     using namespace asio::experimental::awaitable_operators;
-    asio::steady_timer patience(executor_);
     struct arrived { // as asio's operator|| would take the variant apart
         cloud::exec_event event;
     };
@@ -162,32 +162,43 @@ asio::awaitable<link::step> shim_line::read() {
         got.event = co_await stream_->next();
         co_return got;
     };
+    asio::steady_timer patience(executor_, plan_.silence);
+    auto first = co_await (arrival() || patience.async_wait(asio::use_awaitable));
+    if (auto* const got = std::get_if<arrived>(&first)) {
+        co_return std::move(got->event);
+    }
+    co_return std::nullopt;
+}
+
+asio::awaitable<link::step> shim_line::read() {
     for (;;) {
-        if (const std::optional<core::shim_frame> frame = parser_.next()) {
+        if (std::optional<core::shim_frame> frame = parser_.next()) {
             note_spool(*frame);
             note_marks(*frame);
-            co_return link_.on_frame(now(), *frame);
+            co_return link_.on_frame(now(), std::move(*frame));
         }
         if (!parser_.broken().empty()) {
             co_return link_.on_nonsense(now(), parser_.broken());
         }
-        patience.expires_after(plan_.silence);
-        const auto first = co_await (arrival() || patience.async_wait(asio::use_awaitable));
-        if (first.index() != 0) {
+        // Waiting with a limit costs more than the rest of this loop.
+        std::optional<cloud::exec_event> event = stream_->ready();
+        if (!event) {
+            event = co_await next_event();
+        }
+        if (!event) {
             co_return link_.on_cut(now(), "no sign of life from the sandbox");
         }
-        const cloud::exec_event& event = std::get<0>(first).event;
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
+        if (const auto* output = std::get_if<cloud::exec_output>(&*event)) {
             if (!output->is_stderr) { // the shim says nothing there
                 parser_.feed(output->text);
             }
-        } else if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
+        } else if (const auto* exited = std::get_if<cloud::exec_exited>(&*event)) {
             const bool never_ran = exited->returncode == 126 || exited->returncode == 127;
             co_return link_.on_terminal(
                 now(), "the shim ended with code " + std::to_string(exited->returncode), never_ran);
-        } else if (const auto* error = std::get_if<cloud::exec_refused>(&event)) {
+        } else if (const auto* error = std::get_if<cloud::exec_refused>(&*event)) {
             co_return link_.on_terminal(now(), error->message, false);
-        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+        } else if (const auto* cut = std::get_if<cloud::exec_cut>(&*event)) {
             co_return link_.on_cut(now(), cut->why.message);
         }
     }

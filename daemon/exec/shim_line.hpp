@@ -58,6 +58,7 @@ private:
     boost::asio::awaitable<core::shim_link::step> perform(core::shim_link::step step);
     boost::asio::awaitable<core::shim_link::step> post(bool run);
     boost::asio::awaitable<core::shim_link::step> read();
+    boost::asio::awaitable<std::optional<cloud::exec_event>> next_event();
     boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
     void note_spool(const core::shim_frame& frame);
     void note_marks(const core::shim_frame& frame);

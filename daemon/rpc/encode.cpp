@@ -102,17 +102,17 @@ json::object encode_entry(const exec::session& session) {
     return entry;
 }
 
-json::object encode_output(const exec::session& session, const core::output_chunk& chunk) {
-    json::object params{{"exec_id", session.id()},
-                        {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
-                        {"offset", chunk.offset},
-                        {"pos", chunk.pos}};
+void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk) {
+    const json::object params{
+        {"exec_id", session.id()},
+        {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
+        {"offset", chunk.offset},
+        {"pos", chunk.pos}};
     if (is_utf8(chunk.bytes)) {
-        params["data"] = chunk.bytes;
+        append_notification(to, "exec.output", params, "data", chunk.bytes);
     } else {
-        params["data_b64"] = base64_encode(chunk.bytes);
+        append_notification(to, "exec.output", params, "data_b64", base64_encode(chunk.bytes));
     }
-    return params;
 }
 
 json::object encode_exit(const exec::session& session, const exec::feed& feed) {

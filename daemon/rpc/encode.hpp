@@ -18,9 +18,10 @@ json::object encode(const sandbox::orphan& lost);
 json::object encode(const cloud::plan_info& plan);
 json::object encode_progress(const core::sandbox_key& key, const sandbox::progress& news);
 json::object encode_entry(const exec::session& session); // of exec.list
-json::object encode_output(const exec::session& session,
-                           const core::output_chunk& chunk); // params of exec.output
 json::object encode_exit(const exec::session& session,
                          const exec::feed& feed); // params of exec.exit
+
+// Appends an exec.output as a whole line.
+void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk);
 
 } // namespace sandboxd::rpc

@@ -15,8 +15,7 @@ malformed invalid(std::string what, json::value id = nullptr) {
 
 void append(std::string& to, const json::value& value);
 
-void append(std::string& to, const json::object& object) {
-    to += '{';
+void append_members(std::string& to, const json::object& object) {
     bool first = true;
     for (const auto& [name, value] : object) {
         to += first ? "" : ",";
@@ -25,6 +24,11 @@ void append(std::string& to, const json::object& object) {
         to += ':';
         append(to, value);
     }
+}
+
+void append(std::string& to, const json::object& object) {
+    to += '{';
+    append_members(to, object);
     to += '}';
 }
 
@@ -107,12 +111,20 @@ std::string format_error(const json::value& id, const rpc_error& error) {
 }
 
 std::string format_notification(std::string_view method, const json::object& params) {
-    std::string line = R"({"jsonrpc":"2.0","method":)";
-    append_json_string(line, method);
-    line += R"(,"params":)";
-    append(line, params); // not copied: it may hold output
-    line += "}\n";
-    return line;
+    return line_of({{"jsonrpc", "2.0"}, {"method", method}, {"params", params}});
+}
+
+void append_notification(std::string& to, std::string_view method, const json::object& params,
+                         std::string_view name, std::string_view utf8) {
+    to += R"({"jsonrpc":"2.0","method":)";
+    append_json_string(to, method);
+    to += R"(,"params":{)";
+    append_members(to, params);
+    to += params.empty() ? "" : ",";
+    append_json_string(to, name);
+    to += ':';
+    append_json_string(to, utf8);
+    to += "}}\n";
 }
 
 json::object exec_error_object(const rpc_error& error) {

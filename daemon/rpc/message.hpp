@@ -37,6 +37,11 @@ std::string format_result(const json::value& id, const json::value& result);
 std::string format_error(const json::value& id, const rpc_error& error);
 std::string format_notification(std::string_view method, const json::object& params);
 
+// Appends a notification whose params have one member more, a text that is not copied on its way:
+// output.
+void append_notification(std::string& to, std::string_view method, const json::object& params,
+                         std::string_view name, std::string_view utf8);
+
 // The object that stands under "error" in an exec.exit: the answer's, without its message.
 json::object exec_error_object(const rpc_error& error);
 

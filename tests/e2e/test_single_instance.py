@@ -56,7 +56,7 @@ def test_of_ten_started_at_once_one_serves(tmp_path: pathlib.Path, emulator: Emu
     try:
         wait_until(lambda: sum(process.poll() is not None for process in processes) == TEN - 1, "nine have given up", 15)
         owner = next(daemon for daemon in ten if daemon.alive())
-        wait_until(owner._accepts, "the owner listens")
+        wait_until(owner.accepts, "the owner listens")
         assert serves(owner)
         for daemon, process in zip(ten, processes, strict=True):
             if daemon is not owner:

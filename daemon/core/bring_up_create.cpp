@@ -78,8 +78,7 @@ bring_up_fsm::step bring_up_fsm::on_save_failed(milliseconds, std::string_view w
     if (!save_is_critical_) {
         return act(after_save_); // the intent is on disk: the tag finds the sandbox again
     }
-    record_.create_pending = false;
-    record_.state = life_state::absent;
+    forget_intent();
     return fail(
         {error_name::internal_error,
          "the intent to create a sandbox could not be written down, so nothing was created: " +
@@ -103,7 +102,7 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
     const cloud::failure& failure = created.error();
     if (failure.effect_unknown()) {
         doubt_ = failure;
-        note_doubt();
+        note_doubt(record_);
         return look_up(listing::by_tag);
     }
     if (failure.kind == kind::unreachable || failure.withheld) {
@@ -111,8 +110,7 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
             now, failure,
             action::create); // certainly nothing was made: the same attempt may be sent again
     }
-    record_.create_pending = false;
-    record_.state = life_state::absent;
+    forget_intent();
     if (failure.kind == kind::cap_reached || failure.kind == kind::rate_limited) {
         return place_lost(failure, wanted_machine_);
     }
@@ -126,10 +124,8 @@ bring_up_fsm::step bring_up_fsm::on_create(milliseconds now,
 
 bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
                                                const std::vector<cloud::sandbox_info>& all) {
-    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& each) {
-        return is_ours(each) && each.state != cloud::sandbox_state::deleted;
-    });
-    if (found != all.end()) {
+    // Any attempt of this creation id counts: an earlier one may have turned up late.
+    if (const cloud::sandbox_info* const found = made_for(all, record_, instance_)) {
         record_.sandbox_id = found->id;
         record_.created_at = found->created_at;
         record_.create_pending = false;
@@ -145,8 +141,7 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
         return wait_then(action::list, limits_.look_up_gap);
     }
     if (doubt_ && doubt_->kind == kind::no_capacity) {
-        record_.create_pending = false;
-        record_.state = life_state::absent;
+        forget_intent();
         return fail(machine_error_from(*doubt_, "creating the sandbox"));
     }
     if (creates_ == limits_.creates) {
@@ -159,27 +154,6 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
     fresh_ = true;
     doing_ = "creating the sandbox";
     return ask_for_place(machine::another_attempt);
-}
-
-// Any attempt of this creation id counts: an earlier one may have turned up late.
-bool bring_up_fsm::is_ours(const cloud::sandbox_info& info) const {
-    const auto value = [&](std::string_view name) -> std::string_view {
-        const auto found = info.tags.find(std::string(name));
-        return found == info.tags.end() ? std::string_view{} : std::string_view(found->second);
-    };
-    return value(tag::owner) == tag::owner_value && value(tag::instance) == instance_ &&
-           value(tag::creation).starts_with(record_.creation_id + ".");
-}
-
-// What may still turn up of this creation is remembered beyond its use.
-void bring_up_fsm::note_doubt() {
-    const auto known =
-        std::find_if(record_.doubts.begin(), record_.doubts.end(), [&](const open_doubt& each) {
-            return each.creation_id == record_.creation_id;
-        });
-    if (known == record_.doubts.end()) {
-        record_.doubts.push_back({record_.creation_id, 0});
-    }
 }
 
 // The one request that was ever sent for this creation has made the sandbox that was found.

@@ -19,7 +19,7 @@ bring_up_fsm::bring_up_fsm(sandbox_record& record, std::string seed, std::string
 bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
     state_lost_ = record_.state_lost;
     if (record_.create_pending) {
-        note_doubt();
+        note_doubt(record_);
         return look_up(listing::by_tag);
     }
     if (record_.sandbox_id.empty()) {
@@ -239,6 +239,19 @@ bring_up_fsm::step bring_up_fsm::on_waited(milliseconds) {
     return act(after_wait_);
 }
 
+bring_up_fsm::step bring_up_fsm::on_abandoned() {
+    if (after_wait_ == action::create) {
+        forget_intent();
+    }
+    return fail({error_name::cancelled, "nobody waits for the sandbox any more"});
+}
+
+// Of a request that certainly made nothing.
+void bring_up_fsm::forget_intent() noexcept {
+    record_.create_pending = false;
+    record_.state = life_state::absent;
+}
+
 bring_up_fsm::step bring_up_fsm::save_then(action next, bool critical) {
     after_save_ = next;
     save_is_critical_ = critical;
@@ -268,8 +281,7 @@ bring_up_fsm::step bring_up_fsm::trouble(milliseconds now, const cloud::failure&
     if (!is_transient(failure) || now - *trouble_since_ >= limits_.trouble ||
         delay > limits_.boot) {
         if (again == action::create) {
-            record_.create_pending = false; // only what certainly made nothing leads here
-            record_.state = life_state::absent;
+            forget_intent(); // only what certainly made nothing leads here
         }
         const bool for_a_machine = again == action::create || again == action::start;
         return fail(for_a_machine ? machine_error_from(failure, doing_)

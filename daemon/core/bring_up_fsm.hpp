@@ -19,6 +19,7 @@
 #include "cloud/failure.hpp"
 #include "cloud/model.hpp"
 #include "core/backoff.hpp"
+#include "core/listing_review.hpp"
 #include "core/sandbox_record.hpp"
 
 #include <optional>
@@ -31,8 +32,7 @@ namespace sandboxd::core {
 struct bring_up_limits {
     milliseconds boot{120'000};   // in creating, starting or stopping, before a boot counts as hung
     milliseconds trouble{45'000}; // of failures in a row that may pass by themselves
-    milliseconds look_up_gap{
-        10'000};     // between the two listings that prove a doubtful create absent
+    milliseconds look_up_gap = core::look_up_gap;
     int creates = 2; // sandboxes made in one bring-up, the first included
 };
 
@@ -61,6 +61,10 @@ public:
     step on_start(milliseconds now, const cloud::result<void>& started);
     step on_remove(milliseconds now, const cloud::result<void>& removed);
     step on_waited(milliseconds now);
+    // Instead of on_waited: nobody wants the sandbox any more.
+    step on_abandoned();
+    // Told `wait`: whether what is waited for is not under way yet, so that leaving costs nothing.
+    bool may_be_abandoned() const noexcept { return after_wait_ != action::get; }
 
     // Valid after `done`.
     bool created() const noexcept { return created_; } // the sandbox is a new one
@@ -99,9 +103,8 @@ private:
     step contradicted(milliseconds now);
     step look_up(listing purpose);
     step on_tag_listed(milliseconds now, const std::vector<cloud::sandbox_info>& all);
-    void note_doubt();
     void settle_doubt();
-    bool is_ours(const cloud::sandbox_info& info) const;
+    void forget_intent() noexcept;
     void all_well() noexcept;
 
     sandbox_record& record_;

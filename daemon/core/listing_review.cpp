@@ -69,25 +69,18 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
     return review;
 }
 
-bool age_doubts(sandbox_record& record, std::int64_t now) {
-    bool intent_over = false;
+void age_doubts(sandbox_record& record, std::int64_t now) {
     for (open_doubt& each : record.doubts) {
         if (each.since == 0) {
             each.since = now;
         }
     }
     std::erase_if(record.doubts, [&](const open_doubt& each) {
-        const bool over = now - each.since >=
-                          std::chrono::duration_cast<std::chrono::seconds>(doubt_lasts).count();
-        intent_over = intent_over ||
-                      (over && record.create_pending && each.creation_id == record.creation_id);
-        return over;
+        const bool of_the_intent = record.create_pending && each.creation_id == record.creation_id;
+        return !of_the_intent &&
+               now - each.since >=
+                   std::chrono::duration_cast<std::chrono::seconds>(doubt_lasts).count();
     });
-    if (intent_over) {
-        record.create_pending = false;
-        record.state = life_state::absent;
-    }
-    return intent_over;
 }
 
 } // namespace sandboxd::core

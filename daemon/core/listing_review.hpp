@@ -17,6 +17,9 @@ namespace sandboxd::core {
 
 // How long a creation whose outcome was in doubt may still turn up.
 inline constexpr std::chrono::hours doubt_lasts{24};
+// Between the two listings that prove a doubtful create absent: it may take effect after its
+// answer.
+inline constexpr std::chrono::milliseconds look_up_gap{10'000};
 
 struct listing_review {
     // Made by a request of ours that nobody waits for any more: to be deleted.
@@ -30,8 +33,8 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
                               const std::vector<sandbox_record>& records,
                               std::string_view instance);
 
-// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds. True if the intent
-// of the record itself has thereby ended without a sandbox.
-bool age_doubts(sandbox_record& record, std::int64_t now);
+// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds. An open intent
+// keeps its own: only listings end that.
+void age_doubts(sandbox_record& record, std::int64_t now);
 
 } // namespace sandboxd::core

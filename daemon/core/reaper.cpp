@@ -6,14 +6,22 @@ namespace sandboxd::core {
 
 reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, const reap_limits& limits) {
     reap_plan plan;
-    if (limits.idle_stop == std::chrono::milliseconds::zero()) {
-        return plan;
-    }
     const auto look_in = [&plan](std::chrono::milliseconds rest) {
         plan.look_again_in = plan.look_again_in ? std::min(*plan.look_again_in, rest) : rest;
     };
     for (const reap_candidate& each : candidates) {
-        if (each.state != life_state::running || each.in_use) {
+        if (each.in_use) {
+            continue;
+        }
+        if (is_on_its_way(each.state)) {
+            if (each.idle_for >= limits.on_its_way) {
+                plan.stop.push_back(each.key);
+            } else {
+                look_in(limits.on_its_way - each.idle_for);
+            }
+            continue;
+        }
+        if (each.state != life_state::running || limits.idle_stop == limits.idle_stop.zero()) {
             continue;
         }
         if (each.idle_for < limits.idle_stop) {

@@ -16,6 +16,9 @@ struct reap_limits {
     // So long after its last use background work alone keeps a sandbox.
     std::chrono::milliseconds background_max{1'800'000};
     std::chrono::milliseconds ask_again{60'000}; // an answer is good for so long
+    // On its way up or down with nobody waiting for it: so long after its last use it is told to
+    // stop once more, whatever idle_stop says.
+    std::chrono::milliseconds on_its_way{120'000};
 };
 
 struct reap_candidate {
@@ -34,7 +37,7 @@ struct reap_plan {
     std::optional<std::chrono::milliseconds> look_again_in; // nothing: only when something changes
 };
 
-// `idle_stop` zero: never stop anything.
+// `idle_stop` zero: never stop what runs.
 reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, const reap_limits& limits);
 
 } // namespace sandboxd::core

@@ -3,6 +3,7 @@
 #include "base/fingerprint.hpp"
 #include "base/utf8.hpp"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -71,6 +72,11 @@ life_state life_state_of(cloud::sandbox_state state) noexcept {
     return life_state::unknown;
 }
 
+bool is_on_its_way(life_state state) noexcept {
+    return state == life_state::creating || state == life_state::starting ||
+           state == life_state::stopping;
+}
+
 bool is_active(life_state state) noexcept {
     return state == life_state::creating || state == life_state::starting ||
            state == life_state::running || state == life_state::stopping;
@@ -106,6 +112,23 @@ bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance) {
     return is_made_by(info, instance) && !record.creation_id.empty() &&
            tag_of(info, tag::creation).starts_with(record.creation_id + ".");
+}
+
+const cloud::sandbox_info* made_for(const std::vector<cloud::sandbox_info>& listing,
+                                    const sandbox_record& record, std::string_view instance) {
+    const auto found = std::find_if(listing.begin(), listing.end(), [&](const auto& each) {
+        return each.state != cloud::sandbox_state::deleted && is_made_for(each, record, instance);
+    });
+    return found == listing.end() ? nullptr : &*found;
+}
+
+void note_doubt(sandbox_record& record) {
+    const bool known =
+        std::any_of(record.doubts.begin(), record.doubts.end(),
+                    [&](const open_doubt& each) { return each.creation_id == record.creation_id; });
+    if (!record.creation_id.empty() && !known) {
+        record.doubts.push_back({record.creation_id, 0});
+    }
 }
 
 std::map<std::string, std::string> tags_for(const sandbox_record& record,

@@ -36,6 +36,7 @@ life_state life_state_of(cloud::sandbox_state state) noexcept; // deleted: absen
 
 // Whether the cloud charges for it and counts it against the cap (D).
 bool is_active(life_state state) noexcept;
+bool is_on_its_way(life_state state) noexcept; // to another state, by itself
 
 // A creation of which a request may still take effect although nobody waits for it any more: what
 // turns up with its id, beyond the sandbox in use, is deleted.
@@ -80,6 +81,9 @@ struct sandbox_record {
     std::vector<open_doubt> doubts; // oldest first
 };
 
+// What may still turn up of the record's creation is remembered beyond its use. Once is enough.
+void note_doubt(sandbox_record& record);
+
 // The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the
 // rest finds a record again or is for people.
 namespace tag {
@@ -107,5 +111,8 @@ bool is_ephemeral(const cloud::sandbox_info& info);
 std::string task_tag(const cloud::sandbox_info& info); // for people
 bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance);
+// The one that this intent has made, if the listing shows it; not one that was deleted.
+const cloud::sandbox_info* made_for(const std::vector<cloud::sandbox_info>& listing,
+                                    const sandbox_record& record, std::string_view instance);
 
 } // namespace sandboxd::core

@@ -12,15 +12,23 @@ using kind = cloud::failure_kind;
 
 } // namespace
 
-shut_down_fsm::shut_down_fsm(sandbox_record& record, goal wanted, shut_down_limits limits)
-    : record_(record), goal_(wanted), limits_(limits) {}
+shut_down_fsm::shut_down_fsm(sandbox_record& record, goal wanted, std::string instance,
+                             shut_down_limits limits)
+    : record_(record), goal_(wanted), instance_(std::move(instance)), limits_(limits) {}
 
 std::string_view shut_down_fsm::doing() const noexcept {
+    if (record_.create_pending) {
+        return "looking for the sandbox of a create whose answer was lost";
+    }
     return goal_ == goal::stopped ? "stopping the sandbox" : "deleting the sandbox";
 }
 
 shut_down_fsm::step shut_down_fsm::begin(milliseconds now) {
     since_ = now;
+    if (record_.create_pending) {
+        note_doubt(record_);
+        return act(action::list);
+    }
     if (record_.sandbox_id.empty()) {
         return act(action::done);
     }
@@ -72,10 +80,27 @@ shut_down_fsm::on_list(milliseconds now,
         return trouble(now, listed.error(), action::list);
     }
     trouble_since_.reset();
+    if (record_.create_pending) {
+        return on_tag_listed(*listed);
+    }
     const auto found = std::find_if(listed->begin(), listed->end(), [&](const auto& each) {
         return each.id == record_.sandbox_id;
     });
     return found == listed->end() ? gone() : seen(now, life_state_of(found->state));
+}
+
+shut_down_fsm::step shut_down_fsm::on_tag_listed(const std::vector<cloud::sandbox_info>& all) {
+    if (const cloud::sandbox_info* const found = made_for(all, record_, instance_)) {
+        record_.sandbox_id = found->id;
+        record_.created_at = found->created_at;
+        record_.create_pending = false;
+        return act(goal_ == goal::deleted ? action::remove : action::stop);
+    }
+    if (++absences_ < 2) {
+        return wait_then(action::list, look_up_gap);
+    }
+    record_.create_pending = false;
+    return gone();
 }
 
 shut_down_fsm::step shut_down_fsm::seen(milliseconds now, life_state state) {

@@ -1,5 +1,8 @@
 // From whatever is known about a sandbox to a stopped or a deleted one.
 //
+// Where a create is in doubt, it is looked up by its tag first; two listings without it end the
+// intent, and its doubt takes care of what turns up later all the same.
+//
 // Same way of working as bring_up_fsm: it is told what a request brought, answers what to do next
 // and edits the record the caller owns. It gives up with an error only when trouble lasts; the
 // record then says what was last seen.
@@ -9,6 +12,7 @@
 #include "cloud/failure.hpp"
 #include "cloud/model.hpp"
 #include "core/backoff.hpp"
+#include "core/listing_review.hpp"
 #include "core/sandbox_record.hpp"
 
 #include <optional>
@@ -32,7 +36,9 @@ public:
         std::optional<rpc_error> error;
     };
 
-    shut_down_fsm(sandbox_record& record, goal wanted, shut_down_limits limits = {});
+    // `instance`: of this daemon, proves ownership of what a listing shows.
+    shut_down_fsm(sandbox_record& record, goal wanted, std::string instance,
+                  shut_down_limits limits = {});
 
     step begin(milliseconds now);
     step on_get(milliseconds now, const cloud::result<cloud::sandbox_info>& got);
@@ -43,6 +49,7 @@ public:
 
 private:
     step act(action what) const { return {what, milliseconds{0}, std::nullopt}; }
+    step on_tag_listed(const std::vector<cloud::sandbox_info>& all);
     step seen(milliseconds now, life_state state);
     step gone();
     step wait_then(action next, milliseconds delay);
@@ -52,7 +59,9 @@ private:
 
     sandbox_record& record_;
     goal goal_;
+    std::string instance_;
     shut_down_limits limits_;
+    int absences_ = 0; // listings in a row without the sandbox of an open intent
     milliseconds since_{0};
     std::optional<milliseconds> trouble_since_;
     action after_wait_ = action::get;

@@ -23,18 +23,20 @@ slot_queue::ticket slot_queue::enter(sandbox_key key, milliseconds now) {
     return last_;
 }
 
-void slot_queue::on_refused(ticket which, milliseconds now, std::optional<milliseconds> retry_after,
+void slot_queue::on_refused(ticket which, milliseconds now, const cloud::failure& why,
                             double jitter) {
     const auto found = waiters_.find(which);
     if (found != waiters_.end()) {
         found->second.granted = false;
     }
+    refused_ = why;
     retry_at_ =
-        now + std::max(jittered(poll_.next(), jitter), retry_after.value_or(milliseconds(0)));
+        now + std::max(jittered(poll_.next(), jitter), why.retry_after.value_or(milliseconds(0)));
 }
 
 void slot_queue::on_taken(ticket which) {
     leave(which);
+    refused_.reset();
     retry_at_.reset();
     poll_.reset();
 }

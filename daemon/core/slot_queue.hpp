@@ -9,6 +9,7 @@
 // and how the platform answered; decide() says what to do next. Owned by the manager.
 #pragma once
 
+#include "cloud/failure.hpp"
 #include "core/background.hpp"
 #include "core/backoff.hpp"
 #include "core/sandbox_record.hpp"
@@ -50,8 +51,7 @@ public:
     void leave(ticket which) { waiters_.erase(which); }
     // The platform refused the place that was granted. `jitter`: 0 to 1, at random, so that several
     // daemons of one account do not ask in step.
-    void on_refused(ticket which, milliseconds now, std::optional<milliseconds> retry_after,
-                    double jitter);
+    void on_refused(ticket which, milliseconds now, const cloud::failure& why, double jitter);
     // The platform has given it: its sandbox is among the users from now on.
     void on_taken(ticket which);
     // A sandbox of ours has stopped: the platform may have room at once.
@@ -68,7 +68,8 @@ public:
 
     std::size_t waiting() const noexcept;           // without a place
     std::size_t place(ticket which) const noexcept; // 1: next; 0: it has one, or is not here
-    bool refused_by_platform() const noexcept { return retry_at_.has_value(); }
+    // How the platform refused; nothing: it has not, since it last gave a place.
+    const std::optional<cloud::failure>& refused() const noexcept { return refused_; }
     const slot_limits& limits() const noexcept { return limits_; }
 
 private:
@@ -84,6 +85,7 @@ private:
     slot_limits limits_;
     std::map<ticket, waiter> waiters_; // in the order of coming
     ticket last_ = 0;
+    std::optional<cloud::failure> refused_;
     std::optional<milliseconds> retry_at_; // the platform refused: not before, and one at a time
     backoff poll_;
 };

@@ -94,7 +94,7 @@ asio::awaitable<json::value> sandbox_stop(call from, forced_selector_params para
 
 asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params params) {
     const std::string id = co_await from.parts.manager.terminate(params.which, params.force);
-    co_return json::object{{"sandbox_id", id}};
+    co_return json::object{{"sandbox_id", id.empty() ? json::value(nullptr) : json::value(id)}};
 }
 
 asio::awaitable<json::value> orphan_adopt(call from, adopt_params params) {

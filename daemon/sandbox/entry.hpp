@@ -18,10 +18,13 @@ struct operation {
     wanted want;                         // of a bring-up
     std::chrono::milliseconds since{0};  // monotonic
     std::string doing;                   // for people
-    int askers = 0;                      // who wait for it
+    int askers = 0;                      // who wait for what it brings
+    int enders = 0;                      // who wait for its end, to shut the sandbox down
+    std::string sandbox_id;              // of a shut-down: what it was about; empty: nothing
     core::slot_queue::ticket ticket = 0; // while it waits for a place or uses one; 0: neither
     enum class place { none, waiting, granted, timed_out } slot = place::none;
-    bool idle = false; // of a shut-down: nobody asked for it, it was idle
+    bool idle = false;      // of a shut-down: nobody asked for it, it was idle
+    bool abandoned = false; // of a bring-up: it ended because nobody asked any more
     bool done = false;
     std::optional<rpc_error> error;
     ensured outcome;
@@ -48,8 +51,10 @@ public:
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
+    // Since when listings have not shown the sandbox of an open intent; awake clock.
+    std::optional<std::chrono::milliseconds> absent_since;
     bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
-    condition changed; // the operation moved on or ended, a lease went
+    condition changed;      // the operation moved on or ended, a lease went
 };
 
 // What leases need of the manager. Shared, because a lease may outlive it when the io_context is

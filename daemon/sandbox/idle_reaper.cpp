@@ -25,8 +25,10 @@ asio::awaitable<void> manager::reap() {
         co_await pulse_->activity.wait(); // what is not known for sure is not stopped
     }
     const core::reap_limits limits{
-        options_.idle_stop, options_.background_max,
-        std::clamp<milliseconds>(options_.idle_stop, milliseconds(200), milliseconds(60'000))};
+        .idle_stop = options_.idle_stop,
+        .background_max = options_.background_max,
+        .ask_again =
+            std::clamp<milliseconds>(options_.idle_stop, milliseconds(200), milliseconds(60'000))};
     for (;;) {
         std::vector<core::reap_candidate> candidates;
         const milliseconds at = awake();
@@ -42,7 +44,11 @@ asio::awaitable<void> manager::reap() {
         }
         for (const core::sandbox_key& key : plan.stop) {
             const milliseconds idle = at - entry_for(key)->last_used;
-            stop_idle(key, "idle for " + std::to_string(idle.count() / 1000) + " s");
+            const core::life_state state = entry_for(key)->record.state;
+            stop_idle(key, (state == core::life_state::running
+                                ? "idle"
+                                : std::string(core::to_string(state)) + " with nobody waiting") +
+                               std::string(" for ") + std::to_string(idle.count() / 1000) + " s");
         }
         if (plan.look_again_in) {
             // Looked at often, so that what a stopped process slept through is not counted.
@@ -56,8 +62,9 @@ asio::awaitable<void> manager::reap() {
 
 void manager::stop_idle(const core::sandbox_key& key, const std::string& why) {
     const std::shared_ptr<entry> each = entry_for(key);
-    // One that is never resumed is of no use stopped.
-    const bool resumable = each->record.persistent;
+    // One that is never resumed is of no use stopped, nor one that has never run.
+    const bool resumable =
+        each->record.persistent && each->record.state != core::life_state::creating;
     spdlog::info("{}: {}, {} it", describe(key), why, resumable ? "stopping" : "deleting");
     begin(each, resumable ? operation_kind::stop : operation_kind::terminate, {})->idle = true;
 }

@@ -78,6 +78,9 @@ void manager::adopt(store::saved_state saved) {
     for (core::sandbox_record& record : saved.records) {
         const std::shared_ptr<entry> each = entry_for(record.key);
         each->record = std::move(record);
+        if (each->record.create_pending) {
+            core::note_doubt(each->record); // it may have been sent
+        }
         each->used(awake());
     }
 }
@@ -142,25 +145,27 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
         const std::shared_ptr<entry> each = entry_for(key);
         check_account(*each);
         if (!clear_the_way(each, want)) {
-            co_await wait_for(each, each->current, on_progress, want.still_there);
+            co_await wait_for(each, each->current, on_progress, want.still_there,
+                              &operation::enders);
             continue;
         }
-        if (const std::shared_ptr<operation> op = each->current) {
-            co_await wait_for(each, op, on_progress, want.still_there);
-            if (op->kind != operation_kind::bring_up) {
-                continue;
-            }
-            if (op->error) {
-                throw *op->error;
-            }
-            co_return op->outcome;
-        }
-        if (each->record.state == core::life_state::running) {
+        std::shared_ptr<operation> op = each->current;
+        if (!op && each->record.state == core::life_state::running) {
             each->used(awake());
             pulse_->activity.notify_all();
             co_return ensured{};
         }
-        begin(each, operation_kind::bring_up, want);
+        if (!op) {
+            op = begin(each, operation_kind::bring_up, want);
+        }
+        co_await wait_for(each, op, on_progress, want.still_there, &operation::askers);
+        if (op->kind != operation_kind::bring_up || op->abandoned) {
+            continue;
+        }
+        if (op->error) {
+            throw *op->error;
+        }
+        co_return op->outcome;
     }
 }
 
@@ -197,7 +202,7 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
         }
         const std::shared_ptr<entry> each = found->second;
         if (const std::shared_ptr<operation> op = each->current) {
-            co_await wait_for(each, op, nullptr);
+            co_await wait_for(each, op, nullptr, nullptr, &operation::askers);
             continue;
         }
         if (each->record.state != core::life_state::running) {
@@ -222,25 +227,28 @@ void manager::distrust(const core::sandbox_key& key) {
 
 asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared_ptr<operation> op,
                                         progress_callback on_progress,
-                                        std::function<bool()> still_there) {
-    // However the wait ends, who waits no more is not counted; whoever is in the queue looks at it.
-    struct asker {
+                                        std::function<bool()> still_there,
+                                        int operation::*counted_as) {
+    // However the wait ends, who waits no more is not counted; the operation looks at it.
+    struct counted {
         std::shared_ptr<entry> of;
         std::shared_ptr<operation> op;
-        asker(std::shared_ptr<entry> waiting, std::shared_ptr<operation> what)
-            : of(std::move(waiting)), op(std::move(what)) {
-            ++op->askers;
+        int operation::*as;
+        counted(std::shared_ptr<entry> waiting, std::shared_ptr<operation> what, int operation::*by)
+            : of(std::move(waiting)), op(std::move(what)), as(by) {
+            ++((*op).*as);
+            of->changed.notify_all();
         }
-        asker(const asker&) = delete;
-        asker& operator=(const asker&) = delete;
-        ~asker() {
-            --op->askers;
+        counted(const counted&) = delete;
+        counted& operator=(const counted&) = delete;
+        ~counted() {
+            --((*op).*as);
             if (!op->done) {
                 of->changed.notify_all();
             }
         }
     };
-    const asker counted(each, op);
+    const counted here(each, op, counted_as);
     const std::chrono::milliseconds since = now();
     std::string said;
     std::chrono::milliseconds said_at = since;
@@ -257,26 +265,17 @@ asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared
     }
 }
 
-asio::awaitable<void> manager::shut_down(std::shared_ptr<entry> each, operation_kind kind,
-                                         bool force) {
+asio::awaitable<std::string> manager::shut_down(std::shared_ptr<entry> each, operation_kind kind,
+                                                bool force) {
     for (;;) {
         check_account(*each);
-        if (const std::shared_ptr<operation> op = each->current) {
-            co_await wait_for(each, op, nullptr);
-            if (op->kind == kind) {
-                if (op->error) {
-                    throw *op->error;
-                }
-                co_return;
-            }
-            continue;
-        }
+        std::shared_ptr<operation> op = each->current;
         const core::life_state state = each->record.state;
-        if (state == core::life_state::absent ||
-            (kind == operation_kind::stop && state == core::life_state::stopped)) {
-            co_return;
+        if (!op && (state == core::life_state::absent ||
+                    (kind == operation_kind::stop && state == core::life_state::stopped))) {
+            co_return each->record.sandbox_id;
         }
-        if (!each->leases.empty() && !force) {
+        if (!op && !each->leases.empty() && !force) {
             rpc_error error(error_name::sandbox_busy,
                             std::to_string(each->leases.size()) +
                                 (each->leases.size() == 1 ? " command is" : " commands are") +
@@ -285,7 +284,16 @@ asio::awaitable<void> manager::shut_down(std::shared_ptr<entry> each, operation_
             error.sandbox_id = each->record.sandbox_id;
             throw error;
         }
-        begin(each, kind, {});
+        if (!op) {
+            op = begin(each, kind, {});
+        }
+        co_await wait_for(each, op, nullptr, nullptr, &operation::enders);
+        if (op->kind == kind) {
+            if (op->error) {
+                throw *op->error;
+            }
+            co_return op->sandbox_id;
+        }
     }
 }
 
@@ -294,10 +302,7 @@ asio::awaitable<void> manager::stop(selector which, bool force) {
 }
 
 asio::awaitable<std::string> manager::terminate(selector which, bool force) {
-    const std::shared_ptr<entry> each = find(which);
-    std::string id = each->record.sandbox_id;
-    co_await shut_down(each, operation_kind::terminate, force);
-    co_return id;
+    co_return co_await shut_down(find(which), operation_kind::terminate, force);
 }
 
 asio::awaitable<manager::released> manager::release(core::sandbox_key key, release_mode mode,

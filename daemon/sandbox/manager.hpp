@@ -182,7 +182,8 @@ public:
     void distrust(const core::sandbox_key& key);
 
     boost::asio::awaitable<void> stop(selector which, bool force);
-    boost::asio::awaitable<std::string> terminate(selector which, bool force); // the id it had
+    boost::asio::awaitable<std::string> terminate(selector which,
+                                                  bool force); // the id it had, or empty
     struct released {
         release_action action = release_action::none;
         std::size_t holders = 0; // others, alive
@@ -226,9 +227,15 @@ private:
     boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each,
                                           std::shared_ptr<operation> op,
                                           progress_callback on_progress,
-                                          std::function<bool()> still_there = {});
-    boost::asio::awaitable<void> shut_down(std::shared_ptr<entry> each, operation_kind kind,
-                                           bool force);
+                                          std::function<bool()> still_there,
+                                          int operation::*counted_as);
+    // The id of the sandbox it was about; empty: there was none.
+    boost::asio::awaitable<std::string> shut_down(std::shared_ptr<entry> each, operation_kind kind,
+                                                  bool force);
+    boost::asio::awaitable<bool> pause_while_wanted(std::shared_ptr<entry> each,
+                                                    std::shared_ptr<operation> op,
+                                                    std::chrono::milliseconds delay,
+                                                    bool may_be_abandoned);
     boost::asio::awaitable<void> run_bring_up(std::shared_ptr<entry> each,
                                               std::shared_ptr<operation> op);
     boost::asio::awaitable<void> run_shut_down(std::shared_ptr<entry> each,
@@ -242,8 +249,8 @@ private:
     boost::asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> list_all();
     cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
     void delete_late(const cloud::sandbox_info& seen);
-    bool doubts_open() const;
-    std::int64_t cloud_time() const; // unix seconds
+    std::chrono::milliseconds look_again_in() const; // with a listing
+    std::int64_t cloud_time() const;                 // unix seconds
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
     void apply_state(entry& each, const cloud::sandbox_info& seen);

@@ -10,6 +10,8 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
@@ -21,15 +23,6 @@ namespace sandboxd::sandbox {
 namespace asio = boost::asio;
 
 namespace {
-
-// What was deleted and shows again all the same is deleted again.
-void note_late(core::sandbox_record& record) {
-    if (!record.creation_id.empty() &&
-        std::none_of(record.doubts.begin(), record.doubts.end(),
-                     [&](const auto& each) { return each.creation_id == record.creation_id; })) {
-        record.doubts.push_back({record.creation_id, 0});
-    }
-}
 
 asio::awaitable<void> pause(const asio::any_io_executor& executor,
                             std::chrono::milliseconds delay) {
@@ -47,10 +40,12 @@ std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, op
     op->want.still_there = nullptr; // the operation goes on for whoever is left
     op->since = now();
     each->current = op;
+    each->absent_since.reset();
     // Detached: it belongs to the entry, not to the one who asked. It settles whatever happens.
     asio::co_spawn(
         executor_,
         [this, each, op]() -> asio::awaitable<void> {
+            co_await asio::post(executor_, asio::use_awaitable); // never over before it has begun
             try {
                 if (op->kind == operation_kind::bring_up) {
                     co_await run_bring_up(each, op);
@@ -192,8 +187,10 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::wait: {
-            co_await pause(executor_, step.delay);
-            step = machine.on_waited(now());
+            const bool wanted =
+                co_await pause_while_wanted(each, op, step.delay, machine.may_be_abandoned());
+            op->abandoned = !wanted;
+            step = wanted ? machine.on_waited(now()) : machine.on_abandoned();
             break;
         }
         case action::done:
@@ -216,25 +213,45 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
     }
 }
 
+// False: nobody waits for what it brings any more, and somebody for its end, or nobody at all and
+// it `may_be_abandoned`.
+asio::awaitable<bool> manager::pause_while_wanted(std::shared_ptr<entry> each,
+                                                  std::shared_ptr<operation> op,
+                                                  std::chrono::milliseconds delay,
+                                                  bool may_be_abandoned) {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer timer(executor_);
+    const std::chrono::milliseconds until = now() + delay;
+    for (;;) {
+        if (op->askers == 0 && (op->enders > 0 || may_be_abandoned)) {
+            co_return false;
+        }
+        const std::chrono::milliseconds left = until - now();
+        if (left <= std::chrono::milliseconds(0)) {
+            co_return true;
+        }
+        timer.expires_after(left);
+        co_await (timer.async_wait(asio::use_awaitable) || each->changed.wait());
+    }
+}
+
 asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
                                              std::shared_ptr<operation> op) {
     using action = core::shut_down_fsm::action;
     using goal = core::shut_down_fsm::goal;
     core::sandbox_record& record = each->record;
-    if (record.create_pending) {
-        op->error.emplace(error_name::outcome_unknown, "whether a sandbox was made for " +
-                                                           describe(record.key) +
-                                                           " is not known yet");
-        co_return;
-    }
     const bool stopping = op->kind == operation_kind::stop;
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
     const auto stop = [&record](cloud::client& on) { return on.stop(record.sandbox_id); };
     const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     op->doing = stopping ? "stopping the sandbox" : "deleting the sandbox";
-    core::shut_down_fsm machine(record, stopping ? goal::stopped : goal::deleted);
+    core::shut_down_fsm machine(record, stopping ? goal::stopped : goal::deleted,
+                                options_.instance);
     core::shut_down_fsm::step step = machine.begin(now());
     for (;;) {
+        if (!record.sandbox_id.empty()) {
+            op->sandbox_id = record.sandbox_id;
+        }
         switch (step.what) {
         case action::get: {
             const auto got = co_await account_.ask(look);
@@ -272,9 +289,10 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             }
             if (record.state == core::life_state::absent) {
                 // Told to whoever comes next, unless it was meant to go.
-                record.state_lost = stopping || (op->idle && !record.owner_gone);
+                record.state_lost =
+                    !op->sandbox_id.empty() && (stopping || (op->idle && !record.owner_gone));
                 if (!stopping) {
-                    note_late(record);
+                    core::note_doubt(record); // what shows again all the same is deleted again
                 }
             }
             co_await save_or_complain();

@@ -24,10 +24,10 @@ using namespace asio::experimental::awaitable_operators;
 
 namespace {
 
-// While the outcome of a create is open, or just now was.
-constexpr std::chrono::seconds look_for_late_every{60};
+// While the outcome of a create was open just now.
+constexpr std::chrono::milliseconds look_for_late_every{60'000};
 // What others do to our sandboxes is noticed by then at the latest.
-constexpr std::chrono::seconds look_every{300};
+constexpr std::chrono::milliseconds look_every{300'000};
 
 } // namespace
 
@@ -42,13 +42,21 @@ void manager::reconcile_soon() {
     reconcile_wanted_.notify_all();
 }
 
-bool manager::doubts_open() const {
+std::chrono::milliseconds manager::look_again_in() const {
+    std::chrono::milliseconds soonest = look_every;
     const std::int64_t recent = cloud_time() - 600;
-    return std::any_of(entries_.begin(), entries_.end(), [&](const auto& each) {
-        const std::vector<core::open_doubt>& doubts = each.second->record.doubts;
-        return each.second->record.create_pending ||
-               (!doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent));
-    });
+    for (const auto& [key, each] : entries_) {
+        const core::sandbox_record& record = each->record;
+        const std::vector<core::open_doubt>& doubts = record.doubts;
+        // Nobody else looks at what is on its way, or may be, with nobody waiting for it.
+        if (!each->current && (record.create_pending || core::is_on_its_way(record.state))) {
+            return core::look_up_gap;
+        }
+        if (!doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent)) {
+            soonest = look_for_late_every;
+        }
+    }
+    return soonest;
 }
 
 asio::awaitable<void> manager::reconcile_until_done() {
@@ -60,7 +68,7 @@ asio::awaitable<void> manager::reconcile_until_done() {
         }
         reconcile_again_ = false;
         const bool well = co_await reconcile();
-        std::chrono::milliseconds delay = doubts_open() ? look_for_late_every : look_every;
+        std::chrono::milliseconds delay = look_again_in();
         if (well) {
             reconciled_ = true;
             reconcile_trouble_.clear();
@@ -129,9 +137,7 @@ asio::awaitable<bool> manager::reconcile() {
     }
     note_others(*listed);
     for (const auto& [key, each] : entries_) {
-        if (core::age_doubts(each->record, cloud_time())) {
-            spdlog::info("{}: no sandbox has turned up for a day: none was made", describe(key));
-        }
+        core::age_doubts(each->record, cloud_time());
     }
     co_await save_or_complain();
     retire_old();
@@ -161,14 +167,19 @@ bool manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
     }
     if (record.create_pending) {
         // Found, it is adopted, so that the reaper sees it even if nobody ever asks for the key
-        // again. Absent, it may still turn up: the intent stays open, and the next bring-up
-        // decides.
-        const auto made =
-            std::find_if(listing.begin(), listing.end(), [&](const cloud::sandbox_info& seen) {
-                return seen.state != cloud::sandbox_state::deleted &&
-                       core::is_made_for(seen, record, options_.instance);
-            });
-        if (made == listing.end()) {
+        // again. Absent twice, it takes no place any more; should it turn up all the same, its
+        // doubt has it deleted.
+        const cloud::sandbox_info* const made = core::made_for(listing, record, options_.instance);
+        if (made == nullptr) {
+            if (!each.absent_since) {
+                each.absent_since = awake();
+            } else if (awake() - *each.absent_since >= core::look_up_gap) {
+                spdlog::info("{}: no sandbox has turned up: none was made", describe(record.key));
+                record.create_pending = false;
+                record.state = core::life_state::absent;
+                each.absent_since.reset();
+                places_.on_freed(now());
+            }
             return true;
         }
         spdlog::info("{}: sandbox {} was made by a create whose answer was lost",

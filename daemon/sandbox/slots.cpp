@@ -113,8 +113,7 @@ std::string manager::who_holds_places() const {
     if (named > most_named) {
         text += ", and " + std::to_string(named - most_named) + " more";
     }
-    if (held < static_cast<std::size_t>(options_.slots.max_active) &&
-        places_.refused_by_platform()) {
+    if (held < static_cast<std::size_t>(options_.slots.max_active) && places_.refused()) {
         text += std::string(text.empty() ? "" : ", and ") + "other programs of this account";
     }
     return text;
@@ -128,7 +127,7 @@ manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> 
         co_return spent;
     }
     if (op->ticket != 0 && refused) {
-        places_.on_refused(op->ticket, now(), refused->retry_after, account_.jitter());
+        places_.on_refused(op->ticket, now(), *refused, account_.jitter());
     } else {
         op->ticket = places_.enter(each->record.key, now());
     }
@@ -141,6 +140,7 @@ manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> 
         if (!first && op->askers == 0) {
             problem.emplace(error_name::cancelled, "nobody waits for a sandbox for " +
                                                        describe(each->record.key) + " any more");
+            op->abandoned = true;
             break;
         }
         const std::size_t place = places_.place(op->ticket);
@@ -150,20 +150,21 @@ manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> 
                         " active sandboxes to stop (place " + std::to_string(place) + " of " +
                         std::to_string(places_.waiting()) + " in the queue" +
                         (holders.empty() ? "" : "; held by " + holders) + ")";
-            if (refused && refused->kind == cloud::failure_kind::rate_limited) {
-                op->doing =
-                    "the platform asks for patience (" + refused->message + "); " + op->doing;
+            const std::optional<cloud::failure>& why = places_.refused();
+            if (why && why->kind == cloud::failure_kind::rate_limited) {
+                op->doing = "the platform asks for patience (" + why->message + "); " + op->doing;
             }
             each->changed.notify_all();
         }
         co_await each->changed.wait();
     }
     if (op->slot == operation::place::timed_out) {
-        const std::string waited =
-            "; waited " + std::to_string((now() - since).count() / 1000) + " s for a place";
+        const auto seconds = std::chrono::ceil<std::chrono::seconds>(now() - since);
+        const std::string waited = "; waited " + std::to_string(seconds.count()) + " s for a place";
         const std::string holders = who_holds_places();
-        if (refused && refused->kind == cloud::failure_kind::rate_limited) {
-            problem = core::machine_error_from(*refused, op->doing);
+        const std::optional<cloud::failure>& why = places_.refused();
+        if (why && why->kind == cloud::failure_kind::rate_limited) {
+            problem = core::machine_error_from(*why, op->doing);
         } else {
             problem.emplace(error_name::cap_reached,
                             "the account has as many active sandboxes as it may (" +
@@ -171,6 +172,9 @@ manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> 
                                 "), and none of ours could be stopped" + waited +
                                 (holders.empty() ? "" : "; held by " + holders));
         }
+    }
+    if (!problem) {
+        problem = over_budget(); // it may have been spent meanwhile
     }
     if (problem) {
         places_.leave(op->ticket);

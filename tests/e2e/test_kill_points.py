@@ -110,9 +110,9 @@ class Scene:
             assert not self.operation.keeps_files or (kept and all(path.exists() for path in kept)), where
             # And it is in hand: nothing is left when nothing is wanted any more.
             for one in peer.status()["sandboxes"]:
-                if one["id"] is not None:
-                    peer.call("sandbox.terminate", {"key": one["key"], "force": True})
+                peer.call("sandbox.terminate", {"key": one["key"], "force": True})
             assert self.ours() == [], where
+            assert all(one["state"] == "absent" for one in peer.status()["sandboxes"]), where
         daemon.kill()
         assert emulator.sandbox(self.stranger)["state"] == "running", where
         assert self.stranger not in emulator.stats()["by_sandbox"], where

@@ -46,13 +46,30 @@ TEST_CASE("reaper: what is in use is never stopped and needs no look") {
 
 TEST_CASE("reaper: only what runs is stopped") {
     for (const life_state state :
-         {life_state::absent, life_state::creating, life_state::starting, life_state::stopping,
-          life_state::stopped, life_state::failed, life_state::unknown}) {
+         {life_state::absent, life_state::stopped, life_state::failed, life_state::unknown}) {
         const reap_plan plan = plan_reaping(
             {candidate("a", milliseconds(1'000'000), background::none, state)}, limits);
         CHECK(plan.stop.empty());
         CHECK(plan.ask.empty());
         CHECK_FALSE(plan.look_again_in);
+    }
+}
+
+TEST_CASE(
+    "reaper: what is on its way with nobody waiting is told to stop when that takes too long") {
+    for (const life_state state :
+         {life_state::creating, life_state::starting, life_state::stopping}) {
+        for (const milliseconds idle_stop : {milliseconds(0), milliseconds(1'000)}) {
+            const reap_limits its{idle_stop};
+            const auto plan = [&](milliseconds idle_for, bool in_use = false) {
+                return plan_reaping({candidate("a", idle_for, background::none, state, in_use)},
+                                    its);
+            };
+            CHECK(plan(milliseconds(119'000)).stop.empty());
+            CHECK(plan(milliseconds(119'000)).look_again_in == milliseconds(1'000));
+            CHECK(plan(milliseconds(120'000)).stop.size() == 1);
+            CHECK(plan(milliseconds(500'000), true).stop.empty());
+        }
     }
 }
 

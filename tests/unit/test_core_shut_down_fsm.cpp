@@ -55,7 +55,7 @@ struct bench {
     milliseconds now{0};
     shut_down_fsm::step last;
 
-    explicit bench(goal wanted) : fsm(record, wanted) {
+    explicit bench(goal wanted) : fsm(record, wanted, "inst") {
         record.sandbox_id = "sb_1";
         record.state = life_state::running;
         record.generation = 3;
@@ -367,4 +367,62 @@ TEST_CASE("shut down: a deletion answered by 404 is done when the listing agrees
     }
     CHECK(b.record.sandbox_id.empty());
     CHECK(b.record.state == life_state::absent);
+}
+
+namespace {
+
+sandbox_info made(std::string id, std::string creation, sandbox_state state) {
+    sandbox_info info = shown(std::move(id), state);
+    info.tags = {{std::string(tag::owner), std::string(tag::owner_value)},
+                 {std::string(tag::instance), "inst"},
+                 {std::string(tag::creation), std::move(creation)}};
+    return info;
+}
+
+struct doubtful : bench {
+    explicit doubtful(goal wanted) : bench(wanted) {
+        record.sandbox_id.clear();
+        record.state = life_state::creating;
+        record.creation_id = "c1";
+        record.attempt = 1;
+        record.create_pending = true;
+    }
+};
+
+} // namespace
+
+TEST_CASE("shut down: of an open intent, what it made is found by its tag") {
+    for (const goal wanted : {goal::stopped, goal::deleted}) {
+        doubtful b(wanted);
+        CHECK(b.begin() == "list");
+        const std::vector<sandbox_info> all{made("sb_8", "c11.1", sandbox_state::running),
+                                            made("sb_9", "c1.1", sandbox_state::running)};
+        CHECK(b.listed(all) == (wanted == goal::deleted ? "remove" : "stop"));
+        CHECK(b.record.sandbox_id == "sb_9");
+        CHECK_FALSE(b.record.create_pending);
+    }
+}
+
+TEST_CASE("shut down: an open intent ends with two listings some time apart, its doubt stays") {
+    doubtful b(goal::deleted);
+    CHECK(b.begin() == "list");
+    CHECK(b.listed({made("sb_9", "c1.1", sandbox_state::deleted)}) == "wait 10000");
+    CHECK(b.record.create_pending);
+    CHECK(b.waited() == "list");
+    CHECK(b.listed({}) == "done");
+    CHECK_FALSE(b.record.create_pending);
+    CHECK(b.record.state == life_state::absent);
+    REQUIRE(b.record.doubts.size() == 1);
+    CHECK(b.record.doubts[0].creation_id == "c1");
+}
+
+TEST_CASE("shut down: an open intent stays open while nobody can look") {
+    for (const auto& each : all_kinds) {
+        CAPTURE(each.name);
+        doubtful b(goal::deleted);
+        REQUIRE(b.begin() == "list");
+        const std::string answer = b.list_failed(each.kind);
+        CHECK((answer == "wait 500" || answer.starts_with("fail")));
+        CHECK(b.record.create_pending);
+    }
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+using namespace sandboxd;
 using namespace sandboxd::core;
 using ms = milliseconds;
 
@@ -38,6 +39,10 @@ slot_user idle(std::string task, ms for_so_long, background work = background::n
 
 std::vector<slot_user> three_busy() {
     return {busy("a"), busy("b"), busy("c")};
+}
+
+cloud::failure full(std::optional<ms> retry_after = std::nullopt) {
+    return {cloud::failure_kind::cap_reached, 429, "full", retry_after};
 }
 
 using tickets = std::vector<slot_queue::ticket>;
@@ -153,15 +158,18 @@ TEST_CASE(
     const auto first = queue.enter(key("1"), ms(0));
     const auto second = queue.enter(key("2"), ms(0));
     CHECK(queue.decide(ms(0), {}).granted == tickets{first, second});
-    queue.on_refused(first, ms(0), std::nullopt, 0.5);
-    queue.on_refused(second, ms(0), std::nullopt, 0.5); // 1 s, then 2 s
+    queue.on_refused(first, ms(0), full(), 0.5);
+    queue.on_refused(second, ms(0), full(), 0.5); // 1 s, then 2 s
     CHECK(queue.place(first) == 1);
     slot_queue::decision decided = queue.decide(ms(0), {});
     CHECK(decided.granted.empty());
     CHECK(decided.look_again_in == ms(2'000));
     CHECK(queue.decide(ms(2'000), {}).granted == tickets{first});
     CHECK(queue.decide(ms(2'001), {}).granted.empty());
+    REQUIRE(queue.refused());
+    CHECK(queue.refused()->message == "full");
     queue.on_taken(first); // so there was room: the other one may try too
+    CHECK_FALSE(queue.refused());
     CHECK(queue.decide(ms(2'002), {busy("1")}).granted == tickets{second});
 }
 
@@ -169,7 +177,7 @@ TEST_CASE("slots: a refusal honours Retry-After, is jittered, and asks one of ou
     slot_queue queue(three());
     const auto first = queue.enter(key("1"), ms(0));
     REQUIRE(queue.decide(ms(0), {idle("a", ms(5'000)), idle("b", ms(4'000))}).granted.size() == 1);
-    queue.on_refused(first, ms(0), ms(7'000), 0.0);
+    queue.on_refused(first, ms(0), full(ms(7'000)), 0.0);
     slot_queue::decision decided =
         queue.decide(ms(0), {idle("a", ms(5'000)), idle("b", ms(4'000))});
     REQUIRE(decided.evict.size() == 1);
@@ -182,7 +190,7 @@ TEST_CASE("slots: a refusal honours Retry-After, is jittered, and asks one of ou
         slot_queue other(three());
         const auto only = other.enter(key("1"), ms(0));
         other.decide(ms(0), {});
-        other.on_refused(only, ms(0), std::nullopt, jitter);
+        other.on_refused(only, ms(0), full(), jitter);
         CHECK(other.decide(ms(0), {}).look_again_in == ms(expected));
     }
 }

@@ -211,12 +211,12 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """Start the daemon, for good where there is systemd, hand it a key, and say what is still missing."""
         problem: Exception | None = None
         try:
-            if daemon.start(self._setting("socket"), self.client.options, enable=True):
-                hello = self.client.hello()
+            daemon.start(self._setting("socket"), self.client.options, enable=True)
+            if not self.client.hello().configured:  # also one that runs and that we could not start
                 key = api_key()
-                if not hello.configured and key is None and sys.stdin.isatty():
+                if key is None and sys.stdin.isatty():
                     key = getpass.getpass("DeepInfra API key (the daemon keeps it): ").strip() or None
-                if not hello.configured and key is not None:
+                if key is not None:
                     self.client.set_account(key)
         except Exception as error:
             problem = error

@@ -68,7 +68,7 @@ def test_leaving_a_command_blocks_nothing_though_the_daemon_is_gone(shell: Shell
             async with await client.start(script="sleep 60"):
                 shell.crash()
             ticking.cancel()
-            return worst
+            return max(worst, time.monotonic() - last)
 
     assert asyncio.run(scene()) < 1  # the daemon is looked for for two seconds
 

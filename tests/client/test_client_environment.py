@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -657,12 +658,19 @@ def test_a_fork_while_another_thread_makes_the_session_again(shell: ShellDaemon,
     shell.wait_for("exec.start", 2)
     child = os.fork()
     if child == 0:
-        os._exit(0 if environment.execute("echo child")["output"] == "child\n" else 3)
+        try:
+            os._exit(0 if environment.execute("echo child")["output"] == "child\n" else 3)
+        finally:
+            os._exit(4)
     try:
         shell.wait_for("exec.start", 3)  # the child's own: nobody lets go of its parent's lock
         gate.set()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = 0
     finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         gate.set()
         first.join(20)
 

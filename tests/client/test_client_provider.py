@@ -241,7 +241,7 @@ def test_a_key_that_was_not_tried_or_is_refused_is_never_called_accepted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: "look there")
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: "")  # one runs, of which we have no program
     monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
     shell.account = {"configured": False, "fingerprint": None}
     assert provider.doctor_checks()[-1][0] is True and "not yet tried" in provider.doctor_checks()[-1][2]

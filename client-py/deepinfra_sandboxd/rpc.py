@@ -142,7 +142,9 @@ class Connection:
             fingerprint=account.get("fingerprint"),
         )
         if missing := REQUIRED - self.hello.capabilities:
-            text = f"the daemon ({self.hello.version}) is older than this package and lacks: {', '.join(sorted(missing))}"
+            text = (
+                f"the daemon ({self.hello.version}) is older than this package and lacks: {', '.join(sorted(missing))}"
+            )
             raise DaemonTooOld(text, hint=UPGRADE_HINT)
 
     def request(self, method: str, params: Json, answered: Answered | None = None) -> None:

@@ -17,6 +17,7 @@ from .client import Client
 from .errors import (
     ConnectionLost,
     DaemonNotRunning,
+    DaemonTooOld,
     Incompatible,
     NoAnswer,
     RpcError,
@@ -35,6 +36,7 @@ __all__ = [
     "CompletedExec",
     "ConnectionLost",
     "DaemonNotRunning",
+    "DaemonTooOld",
     "Exec",
     "Incompatible",
     "NoAnswer",

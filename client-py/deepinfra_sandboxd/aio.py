@@ -58,7 +58,8 @@ class AsyncExec:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.sync.__exit__()
+        if self.sync.end is None:  # leaving it ends the command, for which the daemon may have to be found again
+            await _in_thread(self.sync.__exit__)
 
     async def _nudged(self, wait: Callable[[], T]) -> T:
         try:

@@ -16,10 +16,11 @@ from typing import Any, Mapping, Sequence
 from . import daemon
 from .errors import ConnectionLost, DaemonNotRunning, RpcError, SandboxdError
 from .execution import CompletedExec, Exec, bytes_value
-from .rpc import LOOK, Call, Connection, Hello, Json, Tick, no_tick
+from .rpc import LOOK, Call, Connection, Hello, Json, Tick, encoded_size, no_tick
 
 WINDOW = 1 << 20  # bytes of output in flight for one command; the protocol's own default
-INLINE = 1 << 17  # bytes of script or input that go with the request itself
+INLINE = 1 << 17  # bytes of script and input that go with the request itself
+KEY_LIMIT = 30.0  # seconds for the daemon to try an API key
 START_LIMIT = 8.0  # seconds that a daemon gets to listen after it was started here
 GRACE = 1.5  # seconds in which a daemon that was lost is expected back by itself
 ATTEMPTS = 5  # at a call whose connection is lost each time
@@ -119,13 +120,7 @@ class Client:
     def post(self, method: str, params: Json) -> bool:
         """Send a request if there is a connection, wait for nothing; False when there is none."""
         with self.lock:
-            try:
-                if self._connection is not None:
-                    self._connection.request(method, params, lambda _: None)
-                    return True
-            except SandboxdError:
-                pass
-        return False
+            return self._connection is not None and self._connection.tell(method, params, lambda _: None)
 
     def run(self, argv: Sequence[Text] | None = None, **options: Any) -> CompletedExec:
         """Run a command to its end; arguments as for ``prepare``, errors as for ``start``.
@@ -163,12 +158,15 @@ class Client:
         key: Key = ("default", "default"), timeout: float | None = None, input: Text | None = None,
         env: Mapping[str, Text] | None = None, cwd: Text | None = None, merge_output: bool = False,
         persistent: bool | None = None, plan: str | None = None, window: int = WINDOW, exec_id: str | None = None,
+        generation: int | None = None,
     ) -> Exec:  # fmt: skip
         """*argv*, or the bash *script* (of a *login* shell), for the sandbox of *key*; not yet sent.
 
         The sandbox is created (*persistent*, *plan*) or started as needed. *timeout*: seconds, after
         which the daemon ends the command; None is no limit. *input* None is /dev/null, empty an
-        immediate end of file. *window*: bytes of output in flight.
+        immediate end of file. *window*: bytes of output in flight. *generation*: run only in that start of
+        the sandbox (as ``sandbox.ensure`` told it), as it runs now; else the command fails with the error
+        ``generation_changed``, and nothing was run or started.
         """
         if (argv is None) == (script is None):
             raise TypeError("give either argv or script")
@@ -182,22 +180,30 @@ class Client:
             params["argv"] = [bytes_value(argument) for argument in argv]
         else:
             params["login"] = login
+        room = INLINE
         for stream, value in (("script", script), ("stdin", input)):
-            if value is not None and len(value) <= INLINE:
-                params[stream] = bytes_value(value)
-            elif value is not None:
+            if value is None:
+                continue
+            if len(value) <= room and (size := encoded_size(shown := bytes_value(value))) <= room:
+                params[stream] = shown
+                room -= size
+            else:
                 pieces[stream] = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        if "script" in pieces:
+            params["script_size"] = len(pieces["script"])
+        if "stdin" in pieces:
+            params["stdin_open"] = True
         if env:
             params["env"] = {name: bytes_value(value) for name, value in env.items()}
         if cwd is not None:
             params["cwd"] = bytes_value(cwd)
-        optional = {"timeout_s": timeout, "persistent": persistent, "plan": plan}
+        optional = {"timeout_s": timeout, "persistent": persistent, "plan": plan, "generation": generation}
         params |= {name: value for name, value in optional.items() if value is not None}
         return Exec(self, params | {"merge_output": merge_output, "window": window}, pieces)
 
-    def set_account(self, api_key: str) -> None:
-        """Hand the API key to a daemon that has none; raises as ``call``."""
-        result = self.call("account.set", {"api_key": api_key})
+    def set_account(self, api_key: str, tick: Tick = no_tick) -> None:
+        """Hand the API key to a daemon that has none, which tries it; raises as ``call``."""
+        result = self.call("account.set", {"api_key": api_key}, KEY_LIMIT, tick)
         hello = self.hello()
         hello.configured, hello.fingerprint = True, result.get("fingerprint")
 
@@ -219,7 +225,7 @@ class Client:
         again = self._connection is not None
         self._gone_since = since = self._gone_since or time.monotonic()
         until = since
-        started = not self._start
+        started, told = not self._start, ""
         if again:
             time.sleep(LOOK)  # not to hammer a daemon that ends each connection
         while True:
@@ -231,9 +237,10 @@ class Client:
                 until = max(until, since + self.patience) if again else until
                 if not started and time.monotonic() >= since + (GRACE if again else 0):
                     started = True
-                    if daemon.start(self._socket_path, self.options):
+                    if told := daemon.start(self._socket_path, self.options, tick=tick):
                         until = max(until, time.monotonic() + START_LIMIT)
                 if time.monotonic() >= until:
+                    error.hint = f"it was started and does not listen: {told}" if told else error.hint
                     raise
             tick()
             time.sleep(LOOK)

@@ -11,11 +11,16 @@ import pwd
 import shutil
 import stat
 import subprocess
+import time
 from typing import Sequence
+
+from .errors import START_HINT, DaemonNotRunning
+from .rpc import LOOK, Tick, no_tick
 
 PROGRAM = "deepinfra-sandboxd"
 SOCKET_VARIABLE = "DEEPINFRA_SANDBOXD_SOCKET"
 STATE_VARIABLE = "DEEPINFRA_SANDBOXD_STATE_DIR"
+SYSTEMCTL_LIMIT = 5.0  # seconds
 # What a spawned daemon gets of our environment; an agent's other secrets are none of its business.
 _PASSED_ON = ("DEEPINFRA_", "XDG_", "SSL_CERT_", "PATH", "HOME", "LANG", "TZ")
 
@@ -63,36 +68,61 @@ def startable() -> bool:
     return shutil.which(PROGRAM) is not None
 
 
-def start(explicit: str | None = None, options: Sequence[str] = (), *, enable: bool = False) -> bool:
-    """Have a daemon started, with *options* if it has to be spawned; False when there is no way to.
+def start(
+    explicit: str | None = None, options: Sequence[str] = (), *, enable: bool = False, tick: Tick = no_tick
+) -> str:
+    """Have a daemon started, with *options* if it has to be spawned; where to look if it does not come
+    up, and an empty text when there is no way to start one.
 
-    Returns before it listens. *enable*: systemd is to start it at later logins as well. A socket at
-    a place of its own (*explicit*) is none of systemd's.
+    Returns before it listens; *tick* is called meanwhile and may end the wait by raising. *enable*:
+    systemd is to start it at later logins as well. A socket at a place of its own (*explicit*) is none
+    of systemd's. Raises ``DaemonNotRunning`` when the machine does not let us.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     named = explicit or os.environ.get(SOCKET_VARIABLE)
-    if not named and os.path.exists(os.path.join(runtime, "systemd", "private")):
-        verb = ["enable", "--now"] if enable else ["start"]
-        try:
-            command = ["systemctl", "--user", *verb, f"{PROGRAM}.socket"]
-            if subprocess.run(command, capture_output=True, timeout=5).returncode == 0:
-                return True
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-    program = shutil.which(PROGRAM)
-    if program is None:
+    try:
+        if not named and os.path.exists(os.path.join(runtime, "systemd", "private")):
+            verb, units = ["start"], [f"{PROGRAM}.socket"]
+            if enable:  # the service too: what runs across a reboot is stopped when idle without any client
+                verb, units = ["enable", "--now"], [*units, f"{PROGRAM}.service"]
+            if _ends_well(["systemctl", "--user", *verb, *units], tick):
+                return f"journalctl --user -u {PROGRAM}"
+        program = shutil.which(PROGRAM)
+        if program is None:
+            return ""
+        os.makedirs(state_dir(), mode=0o700, exist_ok=True)
+        if explicit:
+            options = [*options, "--socket", explicit]
+        # A shell in between: the daemon is nobody's child, so that no agent takes it along when it ends.
+        subprocess.run(
+            ["/bin/sh", "-c", 'umask 077; "$@" >>"$0" 2>&1 &', log_file(), program, "serve", *options],
+            env={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd="/", start_new_session=True, check=False,
+        )  # fmt: skip
+        return f"tail {log_file()}"
+    except OSError as error:
+        raise DaemonNotRunning(f"the daemon {PROGRAM} cannot be started: {error}", hint=START_HINT) from error
+
+
+def _ends_well(command: list[str], tick: Tick) -> bool:
+    """Whether a command that does not exist on every machine, and may hang, succeeds in time."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:
         return False
-    os.makedirs(state_dir(), mode=0o700, exist_ok=True)
-    if explicit:
-        options = [*options, "--socket", explicit]
-    # A shell in between: the daemon is nobody's child, so that no agent takes it along when it ends.
-    subprocess.run(
-        ["/bin/sh", "-c", 'umask 077; "$@" >>"$0" 2>&1 &', log_file(), program, "serve", *options],
-        env={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        cwd="/", start_new_session=True, check=False,
-    )  # fmt: skip
-    return True
+    until = time.monotonic() + SYSTEMCTL_LIMIT
+    try:
+        while process.poll() is None and time.monotonic() < until:
+            tick()
+            time.sleep(LOOK)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return process.returncode == 0
 
 
 def log_file() -> str:

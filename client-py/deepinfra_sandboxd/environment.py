@@ -12,33 +12,38 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
+import re
 import sys
 import threading
 import time
+import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 from tools import interrupt
 from tools.environments import base
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
 
 from .client import Client, key_value
-from .errors import UPGRADE_HINT, RpcError, SandboxdError
-from .execution import bytes_value
+from .errors import RpcError, SandboxdError
+from .execution import CompletedExec, bytes_value
 from .process import CommandHandle, infrastructure
-from .rpc import Json, Tick
+from .rpc import LOOK, Json, Tick, encoded_size
 
 logger = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"  # the only path that survives a stop of the sandbox
 CACHE_BASE = "/workspace/.hermes"  # what hermes synchronises lies here
 MAX_PULL = 2 << 30  # bytes; hermes applies no more
-BATCH = 2000  # files in one request: they fit in a line
+BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
 NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a directory
+RESTARTS = 4  # of the sandbox, that one command may meet before it runs
+Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 
 
 @dataclass
@@ -46,23 +51,41 @@ class _Call:
     """One ``execute``; its threads find it in a context variable, which hermes copies to its worker.
 
     *quiet*: it is asked for by a poller of background processes, or while the interpreter ends. Then
-    no sandbox is started, and what is no word of the command's own has empty output."""
+    no sandbox is started, and what is no word of the command's own has empty output. *generation* is
+    the start of the sandbox that its commands may run in: in any other they would find neither
+    snapshot nor directory. The daemon refuses them then, before anything has run."""
 
     thread: int
     quiet: bool
+    generation: int | None = None
     handle: CommandHandle | None = None
+
+    @property
+    def end(self) -> CompletedExec | None:
+        """How its last command ended; None when it was killed, or there was none."""
+        return self.handle.end if self.handle is not None else None
+
+    @property
+    def refused(self) -> bool:
+        """Whether that start of the sandbox did not run any more."""
+        return self.end is not None and self.end.error == "generation_changed"
 
 
 _call: ContextVar[_Call | None] = ContextVar("deepinfra_sandboxd_call", default=None)
 
 
-class _Interrupted(Exception):
-    pass
+class _Interrupted(SandboxdError):
+    """The user wants the thread back."""
 
 
 def plain(text: str) -> str:
     """*text* without the word that makes hermes report an error as a command's time-out."""
-    return text.replace("timeout", "time limit").replace("Timeout", "time limit")
+    return re.sub("timeout", "time limit", text, flags=re.IGNORECASE)
+
+
+def _is_quiet() -> bool:
+    """Whether this thread must not start a sandbox: see ``_Call``."""
+    return threading.current_thread().name.startswith("proc-poller-") or not threading.main_thread().is_alive()
 
 
 def fingerprint(api_key: str) -> str:
@@ -111,55 +134,74 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._client, self._api_key, self._signal = client, api_key, signal
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
-        self._refresh, self._syncing = threading.Lock(), threading.Lock()
         self._seen_cwds: set[str] = set()  # observed since the last restart
         self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
+        self._boot: Boot | None = None  # the one that the session was made in
+        self._files: Any = None
+        self._renew_locks()
+        _environments.add(self)
         try:
-            self._boot = self._ensure()  # which start of which sandbox the session was made in
-        except SandboxdError as error:
-            raise EnvironmentConnectionError(plain(str(error)), retry_hint=plain(error.hint)) from error
-        except _Interrupted:
-            raise EnvironmentConnectionError("interrupted while the sandbox was being made") from None
-        self._begin_session()
+            with self._calling() as call:
+                self._enter(call)
+        except Exception as error:  # whatever it is, nothing has run yet
+            text = plain(str(error) or repr(error))
+            raise EnvironmentConnectionError(text, retry_hint=plain(getattr(error, "hint", ""))) from error
+
+    def _renew_locks(self) -> None:
+        # One at a time makes the session again; one at a time compares the files.
+        self._refresh, self._syncing = threading.Lock(), threading.Lock()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[_Call]:
+        call = _Call(threading.get_ident(), _is_quiet())
+        token = _call.set(call)
+        try:
+            yield call
+        finally:
+            _call.reset(token)
 
     def execute(
         self, command: str, cwd: str = "", *, timeout: int | None = None, stdin_data: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """As hermes defines it; *options* are passed on as they come."""
-        thread = threading.current_thread()
-        quiet = thread.name.startswith("proc-poller-") or not threading.main_thread().is_alive()
-        call = _Call(threading.get_ident(), quiet)
-        token = _call.set(call)
-        try:
-            recreated = False
+        options |= {"timeout": timeout, "stdin_data": stdin_data}
+        with self._calling() as call:
             try:
-                if not quiet:
-                    recreated = self._enter(self._ensure())
-                elif (answer := self._poll_answer(command)) is not None:
+                return self._execute(call, command, cwd, options)
+            except Exception as error:
+                if not call.quiet:
+                    raise  # nothing was started: hermes may try again
+                logger.warning("deepinfra-sandbox: polling: %s", error)
+                return {"output": "", "returncode": 125}
+
+    def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
+        recreated, result = False, dict[str, Any]()
+        for _ in range(RESTARTS):
+            try:
+                if not call.quiet:
+                    recreated |= self._enter(call)
+                elif (answer := self._poll_answer(call, command)) is not None:
                     return answer
-            except SandboxdError as error:
-                text = infrastructure(f"{error}; nothing was run", error.hint)
-                return {"output": "" if quiet else plain(text), "returncode": 125}
             except _Interrupted:
                 return {"output": "[Command interrupted before it started]", "returncode": 130}
+            except SandboxdError as error:
+                text = "" if call.quiet else plain(infrastructure(f"{error}; nothing was run", error.hint))
+                return {"output": text, "returncode": 125}
             if recreated:
                 self._mark_recreated()
-            if cwd in NO_PREFERENCE[1:] or cwd in self._stale_cwds:
-                cwd = WORKSPACE
+            lost = cwd in NO_PREFERENCE[1:] or (cwd or self.cwd) in self._stale_cwds
             call.handle = None  # the one of the session's snapshot, if that was made again
             try:
-                result: dict[str, Any] = super().execute(
-                    command, cwd, timeout=timeout, stdin_data=stdin_data, **options
-                )
+                result = super().execute(command, WORKSPACE if lost else cwd, **options)
             except Exception as error:
-                if call.handle is None and not quiet:
-                    raise  # nothing was started: hermes may try again
+                if call.handle is None:
+                    raise
                 logger.exception("deepinfra-sandbox: hermes's wait failed")
                 text = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
                 result = {"output": plain(text), "returncode": 125}
-            return self._complete(result, call, recreated)
-        finally:
-            _call.reset(token)
+            if call.quiet or not call.refused:
+                break
+        return self._complete(result, call, recreated)
 
     def _before_execute(self) -> None:
         """hermes's hook in front of each command, in its own thread."""
@@ -177,16 +219,18 @@ class DeepInfraEnvironment(BaseEnvironment):
         is fetched first if the sandbox runs. Never raises; ``execute`` works after it.
         """
         try:
-            if self._files is not None and self._client.alive and self._state() == "running":
+            if self._files is not None and self._client.alive and self._look()[0] == "running":
                 with self._syncing:
                     self._files.sync_back()
-            if not force_remove:
-                if self._persistent:  # one that is of this process alone would end with its release
-                    self._client.post("sandbox.release", self._named | {"mode": "keep"})
-            else:
-                self._client.call("sandbox.release", self._named | {"mode": "terminate"}, timeout=30)
         except Exception as error:
-            logger.warning("deepinfra-sandbox: cleaning up: %s", error)
+            logger.warning("deepinfra-sandbox: fetching changed files at the end: %s", error)
+        try:
+            if force_remove:
+                self._client.call("sandbox.release", self._named | {"mode": "terminate"}, timeout=30)
+            elif self._persistent:  # one that is of this process alone would end with its release
+                self._client.post("sandbox.release", self._named | {"mode": "keep"})
+        except Exception as error:
+            logger.warning("deepinfra-sandbox: letting go of the sandbox: %s", error)
 
     def __del__(self) -> None:
         """Nothing: garbage collection may run anywhere, also while the client's lock is held."""
@@ -231,8 +275,11 @@ class DeepInfraEnvironment(BaseEnvironment):
         return path if done.returncode == 0 and path.startswith("/") else None
 
     def _start(self, argv: list[str]) -> Any:
-        self._ensure()
-        return self._client.start(argv, key=self.key, cwd=self.cwd, timeout=300, **self._wanted)
+        # Asked for on a poller's thread, it runs only where nothing has to be started for it.
+        only = self._boot[1] if _is_quiet() and self._boot else None
+        if only is None:
+            self._ensure(self._tick())
+        return self._client.start(argv, key=self.key, cwd=self.cwd, timeout=300, generation=only, **self._wanted)
 
     def _run_bash(
         self, cmd_string: str, *, login: bool = False, timeout: int = 120, stdin_data: str | None = None
@@ -247,6 +294,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             input=stdin_data,
             env=self.env,
             merge_output=True,
+            generation=call.generation,
             **self._wanted,
         )
         wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=True)
@@ -265,15 +313,14 @@ class DeepInfraEnvironment(BaseEnvironment):
 
         def tick() -> None:
             if _asked(threads, to_yield=False):
-                raise _Interrupted
+                raise _Interrupted("interrupted while waiting for the sandbox")
             if touch is not None:
                 touch(state, f"waiting for the sandbox {self._client.progress.get(self.key, '')}".rstrip())
 
         return tick
 
-    def _ensure(self) -> tuple[str, int]:
-        """Have the sandbox running, honouring interrupts; its id and the number of its start."""
-        tick = self._tick()
+    def _ensure(self, tick: Tick) -> Boot:
+        """Have the sandbox running, honouring interrupts; which start of it that is."""
         self._use_account(tick)
         answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
@@ -284,7 +331,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         if self._api_key is None:
             return
         if not hello.configured:
-            self._client.set_account(self._api_key)
+            self._client.set_account(self._api_key, tick)
         elif hello.fingerprint and hello.fingerprint != (own := fingerprint(self._api_key)):
             text = (
                 f"account_mismatch: DEEPINFRA_API_KEY (fingerprint {own}) is not the key of the"
@@ -293,61 +340,77 @@ class DeepInfraEnvironment(BaseEnvironment):
             hint = "use one API key a user, or a daemon of its own with DEEPINFRA_SANDBOXD_SOCKET"
             raise RpcError({"message": text, "code": 2003, "data": {"name": "account_mismatch", "hint": hint}})
 
-    def _state(self) -> str:
+    def _look(self) -> tuple[str, Boot]:
+        """The sandbox's state as the daemon knows it, and which start that is; nothing is started."""
         try:
-            return str(self._client.call("sandbox.get", self._named, timeout=5)["sandbox"]["state"])
+            sandbox = self._client.call("sandbox.get", self._named, timeout=5)["sandbox"]
         except RpcError as error:
             if error.name not in ("sandbox_not_found", "sandbox_gone"):
                 raise
-            return "absent"
+            return "absent", ("", 0)
+        return str(sandbox["state"]), (str(sandbox.get("id")), int(sandbox["generation"]))
 
-    def _poll_answer(self, command: str) -> dict[str, Any] | None:
-        """For a poll of a background process: the answer when asking the sandbox would start it.
+    def _poll_answer(self, call: _Call, command: str) -> dict[str, Any] | None:
+        """For a poll of a background process: the answer when asking the sandbox is of no use.
 
-        None when it runs and can be asked. A stopped sandbox has no processes; of any other state
-        nothing is known, and empty output keeps hermes polling.
+        None when it runs and can be asked. A stopped or restarted sandbox has no processes of before;
+        of any other state nothing is known, and empty output keeps hermes polling.
         """
         if not threading.main_thread().is_alive() and not self._client.alive:
             raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
-        state = self._state()
-        if state == "running":
+        state, boot = self._look()
+        if state == "running" and boot == self._boot:
+            call.generation = boot[1]  # it may have stopped all the same, and must not be started
             return None
-        gone = state in ("stopped", "absent", "failed") and "kill -0" in command
+        gone = state in ("running", "stopped", "absent", "failed") and "kill -0" in command
         return {"output": "1\n" if gone else "", "returncode": 1}
 
-    def _begin_session(self) -> None:
-        """What the beginning of a session and that after a restart of the sandbox share."""
+    def _enter(self, call: _Call) -> bool:
+        """Have the sandbox running and the session made in it; True when it had restarted meanwhile."""
+        tick = self._tick()
+        boot = self._ensure(tick)
+        call.generation = boot[1]
+        lock = self._refresh
+        while not lock.acquire(timeout=LOOK):
+            tick()
+        try:
+            if boot == self._boot and self._snapshot_ready:
+                return False
+            restarted = self._boot is not None and boot != self._boot
+            if restarted:
+                self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
+                self._seen_cwds.clear()
+                if not _survives(self.cwd):
+                    self.cwd = WORKSPACE
+            self._begin_session(call, tick)
+            self._boot = boot  # only now: what was cut short is done again by the next command
+            return restarted
+        finally:
+            lock.release()
+
+    def _begin_session(self, call: _Call, tick: Tick) -> None:
         self._files = self._synchroniser()
         if self._files is not None:
             self._files.sync(force=True)
+        tick()  # hermes takes an interrupt of the synchronisation for one of its failures
+        self._snapshot_ready = False
         self.init_session()
-
-    def _enter(self, boot: tuple[str, int]) -> bool:
-        """After a restart of the sandbox make its session again; True when this call did."""
-        with self._refresh:
-            if boot == self._boot:
-                return False
-            self._boot = boot
-            self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
-            self._seen_cwds.clear()
-            if not _survives(self.cwd):
-                self.cwd = WORKSPACE
-            self._begin_session()
-            return True
+        tick()
+        # One that failed by itself leaves hermes to its login shells; a refused one is met again by the command.
+        if (end := call.end) is not None and end.reason in ("failed", "lost") and not call.refused:
+            raise SandboxdError(f"the session could not be made: {end.message}", hint=end.hint)
 
     def _complete(self, result: dict[str, Any], call: _Call, recreated: bool) -> dict[str, Any]:
-        end = call.handle.end if call.handle is not None else None
         if result.get("returncode") is None:
             result["returncode"] = 125  # hermes reads None as success
-        if call.quiet and (end is None or end.reason != "exited"):
+        if call.quiet and (call.end is None or call.end.reason != "exited"):
             result["output"] = ""  # hermes takes any other text for the end of the process
         if result.get("cwd_observed"):
-            self._seen_cwds.add(result["cwd"])
-            self._stale_cwds.discard(result["cwd"])
-        if end is not None and end.recreated and not call.quiet:
-            recreated = True
-            with contextlib.suppress(SandboxdError, _Interrupted):  # else the next command does it
-                self._enter(self._ensure())
+            if self._boot is not None and call.generation == self._boot[1]:
+                self._seen_cwds.add(result["cwd"])
+                self._stale_cwds.discard(result["cwd"])
+            elif not _survives(result["cwd"]):  # of a command that was still running when the sandbox stopped
+                self._stale_cwds.add(result["cwd"])
         if recreated:
             result["environment_recreated"] = True
         return result
@@ -355,16 +418,12 @@ class DeepInfraEnvironment(BaseEnvironment):
     # -- files: hermes decides what, the daemon carries
 
     def _synchroniser(self) -> Any:
-        """hermes's manager of the files it wants in the sandbox, or None where it or the daemon has none.
+        """hermes's manager of the files it wants in the sandbox, or None where it has none.
 
         What a sandbox has is remembered by the daemon: a new manager's full upload costs nothing."""
         try:
             from tools.environments.file_sync import FileSyncManager, iter_sync_files
         except ImportError:
-            return None
-        hello = self._client.hello()
-        if "fs" not in hello.capabilities:
-            logger.warning("deepinfra-sandboxd %s does not synchronise files: %s", hello.version, UPGRADE_HINT)
             return None
         return FileSyncManager(
             get_files_fn=partial(iter_sync_files, CACHE_BASE),
@@ -382,12 +441,29 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._in_batches("fs.delete", "remotes", [bytes_value(remote) for remote in remotes], {}, "failed")
 
     def _in_batches(self, method: str, name: str, items: list[Any], more: Json, failures: str) -> None:
-        for begin in range(0, len(items), BATCH):
-            params = self._named | more | {name: items[begin : begin + BATCH]}
+        while items:
+            room, count = BATCH_BYTES, 0
+            while count < min(BATCH, len(items)) and (room := room - encoded_size(items[count])) > 0:
+                count += 1
+            batch, items = items[: max(1, count)], items[max(1, count) :]
+            params = self._named | more | {name: batch}
             for one in self._client.call(method, params, tick=self._tick()).get(failures, ()):
                 text = one.get("text") or one.get("reason")
                 raise SandboxdError(f"{method}: {one.get('host', '')} {one['remote']}: {text}")
 
     def _pull(self, destination: Path) -> None:
+        """Called when the sandbox was seen to run; if it has stopped all the same, it is not started."""
+        _, (_, generation) = self._look()
         params = {"remote": CACHE_BASE, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}
-        self._client.call("fs.pull", self._named | params)
+        self._client.call("fs.pull", self._named | params | {"generation": generation})
+
+
+_environments: weakref.WeakSet[DeepInfraEnvironment] = weakref.WeakSet()
+
+
+def _renew_all_locks() -> None:
+    for environment in list(_environments):
+        environment._renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_all_locks)

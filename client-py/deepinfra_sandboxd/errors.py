@@ -11,7 +11,11 @@ from typing import Any, Mapping
 START_HINT = (
     "start it with: systemctl --user start deepinfra-sandboxd.socket (or, without systemd: deepinfra-sandboxd serve &)"
 )
-UPGRADE_HINT = "install versions of the daemon and of the Python package that belong together"
+UPGRADE_HINT = (
+    "install versions of the daemon and of this package that belong together (one checkout: sudo cmake --install build;"
+    " pip install ./client-py), then: systemctl --user restart deepinfra-sandboxd (or, without systemd, end the old"
+    " daemon and: deepinfra-sandboxd serve &)"
+)
 
 
 class SandboxdError(Exception):
@@ -36,6 +40,10 @@ class NoAnswer(SandboxdError):
 
 class Incompatible(SandboxdError):
     """The peer speaks no protocol version of ours, or is not the daemon of this user."""
+
+
+class DaemonTooOld(Incompatible):
+    """The daemon lacks something that this package needs."""
 
 
 class TooLarge(SandboxdError):

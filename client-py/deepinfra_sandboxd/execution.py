@@ -2,8 +2,7 @@
 
 The command lives in the daemon and the sandbox; an ``Exec`` is a view of it, known by its id. When
 the connection goes, whoever reads makes another one and goes on at the position reached: the reader
-sees nothing but a delay. A command is sent again only where the daemon tells a repetition apart
-(capability ``exec.attach``); with an older daemon a lost connection ends it as ``lost``.
+sees nothing but a delay. Sent again by its id, a command never runs twice.
 
 Whoever waits fills it, its reader empties it. The window bounds what lies between: the daemon sends
 no more than that beyond what was acknowledged, and only what the reader took is acknowledged. A
@@ -20,14 +19,12 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
-from .errors import UPGRADE_HINT, ConnectionLost, NoAnswer, RpcError, SandboxdError
+from .errors import ConnectionLost, NoAnswer, RpcError, SandboxdError
 from .rpc import Connection, Json, Tick
 
 if TYPE_CHECKING:
     from .client import Client
 
-REATTACH = "exec.attach"  # the daemon's capability to find a command again by its id
-FEED = "exec.stdin"  # its capability to take input in pieces
 TRIES = 20  # connections that are made for a command without hearing of it
 PIECE = 5 << 17  # bytes of input in one message: in base64 they fit in a line
 
@@ -93,10 +90,6 @@ class Exec:
         *tick* may end a wait for the connection by raising. Raises as ``Client.hello``, and when that
         is the first time, nothing was run.
         """
-        if self._connection is not None and self._connection.lost is not None and not self._can_be_found():
-            text = f"{self._connection.lost}; daemon {self._connection.hello.version} cannot find a command again"
-            with self._client.lock:
-                return self._finish("lost", "unknown", message=text, hint=UPGRADE_HINT, error="reattach_unsupported")
         connection = self._client.connected(tick)
         hello = connection.hello
         with self._client.lock:
@@ -106,12 +99,9 @@ class Exec:
             if self._tries > TRIES:
                 return self._finish("lost", "unknown", message=f"{TRIES} connections were lost with nothing heard")
             first = self._instance is None
-            if first:
-                for feed in self._feeds:
-                    self._params |= feed.announced(FEED in hello.capabilities)
-            elif hello.instance != self._instance and not self._accepted:
-                return self._finish("lost", "unknown", message="another daemon answers than the one it was sent to")
-            else:
+            if not first:
+                if hello.instance != self._instance and not self._accepted:
+                    return self._finish("lost", "unknown", message="another daemon answers than the one it was sent to")
                 self._params["offset"] = self._received
                 if self._accepted and "key" in self._params:
                     self._params["resume"] = True
@@ -203,12 +193,8 @@ class Exec:
             return self._pass_kill_on()
 
     def _pass_kill_on(self) -> bool:
-        with contextlib.suppress(SandboxdError):
-            if self._connection is not None:
-                params = {"exec_id": self.exec_id, "signal": self._unwanted}
-                self._connection.request("exec.cancel", params, lambda _: None)
-                return True
-        return False
+        params = {"exec_id": self.exec_id, "signal": self._unwanted}
+        return self._connection is not None and self._connection.tell("exec.cancel", params, lambda _: None)
 
     def nudge(self) -> None:
         """Make a ``read`` that waits, or else the next one, return."""
@@ -268,7 +254,7 @@ class Exec:
 
     def on_exit(self, params: Json) -> None:
         error = params.get("error") or {}
-        if error.get("name") == "shutting_down" and self._can_be_found():
+        if error.get("name") == "shutting_down":
             return  # it was not run yet: the next daemon does it
         self._received = max(self._received, params.get("output_bytes", 0))
         self._told_end = True
@@ -291,7 +277,7 @@ class Exec:
 
     def _on_answer(self, answer: Json | SandboxdError) -> None:
         if isinstance(answer, RpcError):
-            if answer.name == "shutting_down" and self._can_be_found():
+            if answer.name == "shutting_down":
                 return  # the connection ends next
             known = self._accepted or answer.name == "outcome_unknown"
             self.refusal = None if known else answer
@@ -300,11 +286,8 @@ class Exec:
         elif not isinstance(answer, SandboxdError) and self._connection is not None:
             self._found_again, self._accepted, self._tries = self._accepted, True, 0
             self._changed.notify_all()
-            for feed in self._feeds if FEED in self._connection.hello.capabilities else ():
+            for feed in self._feeds:
                 feed.go_on(self._connection, ask=self._found_again)
-
-    def _can_be_found(self) -> bool:
-        return self._connection is not None and REATTACH in self._connection.hello.capabilities
 
     def _finish(self, reason: str, started: str, *, returncode: int = 125, **rest: Any) -> None:
         if self._end is None:
@@ -320,12 +303,11 @@ class Exec:
 
     def _acknowledge(self, position: int) -> None:
         """All up to *position* was taken: said once a quarter of the window, and at the end, so that the sandbox forgets it."""
-        last = self.finished and self._told_end and self._can_be_found()
+        last = self.finished and self._told_end
         if last or (self._end is None and position - self._acked >= self._window // 4):
             self._acked = position
-            with contextlib.suppress(SandboxdError):  # a lost connection is noticed by whoever waits
-                if self._connection is not None:
-                    self._connection.request("exec.ack", {"exec_id": self.exec_id, "offset": position})
+            if self._connection is not None:  # that it is lost is noticed by whoever waits
+                self._connection.tell("exec.ack", {"exec_id": self.exec_id, "offset": position})
 
 
 class _Feed:
@@ -334,12 +316,6 @@ class _Feed:
     def __init__(self, owner: Exec, stream: str, data: bytes) -> None:
         self._owner, self._stream, self._data = owner, stream, data
         self._offset = 0
-
-    def announced(self, in_pieces: bool) -> Json:
-        """What exec.start says of it: all of it, for a daemon that takes it no other way."""
-        if not in_pieces:
-            return {self._stream: bytes_value(self._data)}
-        return {"stdin_open": True} if self._stream == "stdin" else {"script_size": len(self._data)}
 
     def go_on(self, connection: Connection, *, ask: bool) -> None:
         """Send the next piece, and all others after it; or first *ask* a new daemon what it has."""
@@ -355,8 +331,7 @@ class _Feed:
                 if answer["state"] == "open":
                     self.go_on(connection, ask=False)
 
-        with contextlib.suppress(SandboxdError):  # a lost connection: it goes on with the next one
-            connection.request("exec.stdin", params, answered)
+        connection.tell("exec.stdin", params, answered)  # if it is lost, it goes on with the next one
 
 
 class _Enough(Exception):

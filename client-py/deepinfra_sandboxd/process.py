@@ -57,7 +57,7 @@ class CommandHandle:
         read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         self.stdout = open(read_fd, encoding="utf-8", errors="replace")
-        self.end: CompletedExec | None = None  # how it ended; None when killed, or never started
+        self.end: CompletedExec | None = None  # how it ended; None while it runs and when killed
         self._prepare, self._interrupted, self._signal, self._quiet = prepare, interrupted, signal, quiet
         self._waiter, self._deadline = threading.get_ident(), time.monotonic() + limit
         self._lock = threading.Lock()
@@ -128,7 +128,9 @@ class CommandHandle:
             self._tick()
             running.send(self._tick)
         except (SandboxdError, ValueError) as error:  # ValueError: text that no encoding can send
-            return 125, infrastructure(f"{error}; nothing was run", getattr(error, "hint", ""))
+            hint = getattr(error, "hint", "")
+            self.end = CompletedExec("", 125, "failed", "no", message=str(error), hint=hint)
+            return 125, describe(self.end)
         with self._lock:
             self._exec = running
         if self._killed is not None:

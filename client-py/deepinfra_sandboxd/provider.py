@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from functools import cached_property
+import time
 from typing import Any, Callable, Mapping
 
 from agent.terminal_env_provider import TerminalEnvironmentProvider
@@ -19,48 +19,47 @@ from agent.terminal_env_provider import TerminalEnvironmentProvider
 from . import daemon
 from .client import Client
 from .environment import CACHE_BASE, DeepInfraEnvironment, fingerprint
-from .errors import START_HINT, UPGRADE_HINT, DaemonNotRunning, Incompatible, RpcError, SandboxdError
-from .execution import FEED, REATTACH
+from .errors import START_HINT, DaemonNotRunning, Incompatible, NoAnswer, RpcError, SandboxdError
+from .rpc import RESTART_HINT, Tick
 
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "DEEPINFRA_API_KEY"
 PROBE_TASK = "prompt-backend-probe"
-EXPECTED = {REATTACH, FEED, "fs"}  # what a daemon of our age can do
+PROBE_LIMIT, DOCTOR_LIMIT = 1.5, 10.0  # seconds for all that is asked of the daemon
 INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
-KEY_HINT = f"set {KEY_VARIABLE} (hermes hands it to the daemon), or put it into the daemon's key file"
+KEY_HINT = f"hermes config set {KEY_VARIABLE} <key> (keys: https://deepinfra.com/dash; hermes hands it to the daemon)"
+OTHER_KEY_HINT = (
+    f"hermes config set {KEY_VARIABLE} <the daemon's key>; or, for a daemon of this key's own, set"
+    f" {daemon.SOCKET_VARIABLE} and {daemon.STATE_VARIABLE} for hermes and: deepinfra-sandboxd serve &"
+)
+SIGNALS = ("KILL", "TERM", "INT")
 
-# The plugin's settings: what hermes is told of each, and the variable that goes before what is configured.
-SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "plan": (
-        {"type": "string", "description": "Size of new sandboxes; `deepinfra-sandboxd plans` lists them."},
-        "DEEPINFRA_SANDBOX_PLAN",
-    ),
+# The plugin's settings: the variable that goes before what is configured, and what hermes is told of each.
+SETTINGS = {
+    "plan": ("DEEPINFRA_SANDBOX_PLAN", "string", "Size of new sandboxes; `deepinfra-sandboxd plans` lists them."),
     "idle_stop": (
-        {"type": "string", "description": "Seconds until an idle sandbox is stopped, for a daemon started from here."},
-        "DEEPINFRA_SANDBOXD_IDLE_STOP",
+        "DEEPINFRA_SANDBOXD_IDLE_STOP", "string", "Seconds until an idle sandbox is stopped, for a daemon started here.",
     ),
     "persistent": (
-        {
-            "type": "boolean",
-            "description": "Keep sandboxes beyond their session; default: terminal.container_persistent.",
-        },
-        "DEEPINFRA_SANDBOX_PERSISTENT",
+        "DEEPINFRA_SANDBOX_PERSISTENT", "boolean",
+        "Keep sandboxes beyond their session; default: terminal.container_persistent.",
     ),
-    "socket": (
-        {"type": "string", "description": "The daemon's socket, if not at its usual place."},
-        daemon.SOCKET_VARIABLE,
-    ),
+    "socket": (daemon.SOCKET_VARIABLE, "string", "The daemon's socket, if not at its usual place."),
     "interrupt": (
-        {
-            "type": "select",
-            "options": ["KILL", "TERM", "INT"],
-            "default": "KILL",
-            "description": "What an interrupt sends to the command; TERM and INT leave it a second.",
-        },
-        "DEEPINFRA_SANDBOX_INTERRUPT",
+        "DEEPINFRA_SANDBOX_INTERRUPT", "select", "What an interrupt sends to the command; TERM and INT leave it a second.",
     ),
-}
+}  # fmt: skip
+
+
+def signal_name(chosen: Any) -> str:
+    """The signal that a setting means, with or without SIG. The daemon would refuse another one, and
+    an interrupt would end nothing."""
+    name = str(chosen or "KILL").upper().removeprefix("SIG")
+    if name in SIGNALS:
+        return name
+    logger.warning("deepinfra-sandbox: the setting `interrupt` is %r, not one of %s: KILL is sent", chosen, SIGNALS)
+    return "KILL"
 
 
 def profile_identity() -> str:
@@ -111,13 +110,21 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
     def __init__(self, get_config: Callable[..., Any] | None = None) -> None:
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
+        self._clients: dict[tuple[Any, Any], Client] = {}
         self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, until the session ends
 
-    @cached_property
+    @property
     def client(self) -> Client:
-        """The one connection of the process."""
-        idle_stop = self._setting("idle_stop")
-        return Client(self._setting("socket"), options=["--idle-stop", str(idle_stop)] if idle_stop else [])
+        """The connection of the plugin's own settings, one a process."""
+        return self._client({})
+
+    def _client(self, configured: Mapping[str, Any]) -> Client:
+        socket, idle_stop = self._setting("socket", configured), self._setting("idle_stop", configured)
+        with self._lock:
+            if (client := self._clients.get((socket, idle_stop))) is None:
+                client = Client(socket, options=["--idle-stop", str(idle_stop)] if idle_stop else [])
+                self._clients[socket, idle_stop] = client
+            return client
 
     def create_environment(
         self,
@@ -136,21 +143,20 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """
         if task_id == PROBE_TASK:
             return PromptProbe()
-        chosen = {name: self._setting(name, backend_config or {}) for name in SETTINGS}
+        configured = backend_config or {}
+        chosen = {name: self._setting(name, configured) for name in SETTINGS}
         persistent = chosen["persistent"]
         if persistent is None:
             persistent = (container_config or {}).get("container_persistent", True)
-        with self._lock:
-            client = self.client
         environment = DeepInfraEnvironment(
-            client,
+            self._client(configured),
             (profile_identity(), task_id),
             cwd=cwd,
             timeout=timeout,
             persistent=str(persistent).lower() not in ("false", "0", "no", "off"),
             plan=chosen["plan"],
             api_key=api_key(),
-            signal=str(chosen["interrupt"] or "KILL").upper(),
+            signal=signal_name(chosen["interrupt"]),
         )
         if not environment._persistent:
             self._ephemeral[task_id] = environment
@@ -174,17 +180,21 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
 
     def probe(self) -> tuple[str, str]:
         """Status and detail for pickers, in less than two seconds."""
-        ok, _, detail = self._diagnose(ask_cloud=False)[-1]
+        ok, _, detail = self._diagnose(PROBE_LIMIT, ask_cloud=False)[-1]
         if ok:
             return "ready", ""
         return ("needs_setup" if self.is_available() or daemon.startable() else "unavailable"), detail
 
     def doctor_checks(self) -> list[tuple[bool, str, str]]:
-        return self._diagnose(ask_cloud=True)
+        return self._diagnose(DOCTOR_LIMIT, ask_cloud=True)
 
     def get_config_schema(self) -> dict[str, dict[str, Any]]:
         """The settings, for hermes versions that show a backend's own."""
-        return {name: dict(shown) for name, (shown, _) in SETTINGS.items()}
+        schema: dict[str, dict[str, Any]] = {
+            name: {"type": kind, "description": text} for name, (_, kind, text) in SETTINGS.items()
+        }
+        schema["interrupt"] |= {"options": list(SIGNALS), "default": "KILL"}
+        return schema
 
     def setup_instructions(self) -> list[str]:
         return [
@@ -199,60 +209,74 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
 
     def post_setup(self) -> None:
         """Start the daemon, for good where there is systemd, hand it a key, and say what is still missing."""
+        problem: Exception | None = None
         try:
-            if daemon.start(self._setting("socket"), self.client.options, enable=True):
-                hello = self.client.hello()
+            daemon.start(self._setting("socket"), self.client.options, enable=True)
+            if not self.client.hello().configured:  # also one that runs and that we could not start
                 key = api_key()
-                if not hello.configured and key is None and sys.stdin.isatty():
+                if key is None and sys.stdin.isatty():
                     key = getpass.getpass("DeepInfra API key (the daemon keeps it): ").strip() or None
-                if not hello.configured and key is not None:
+                if key is not None:
                     self.client.set_account(key)
-        except Exception as error:  # the rows say what to do
-            logger.debug("post_setup: %s", error)
-        for ok, label, detail in self.doctor_checks():
+        except Exception as error:
+            problem = error
+        rows = self.doctor_checks()
+        if problem is not None:  # the doctor does not try what has just failed: that is the news
+            rows = [*rows[:-1], _row(problem, rows[-1][1])]
+        for ok, label, detail in rows:
             print(f"  {'ok' if ok else '!!'} {label}: {detail}")
 
-    def _diagnose(self, *, ask_cloud: bool) -> list[tuple[bool, str, str]]:
+    def _diagnose(self, limit: float, *, ask_cloud: bool) -> list[tuple[bool, str, str]]:
         """Rows up to the first that is not well, each failure with the command that mends it."""
-        label = daemon.PROGRAM
+        label, until = daemon.PROGRAM, time.monotonic() + limit
+
+        def tick() -> None:
+            if time.monotonic() > until:
+                raise NoAnswer(f"the daemon did not answer within {limit} s", hint=RESTART_HINT)
+
         try:
-            with Client(self._setting("socket"), timeout=0.45, patience=0.2, start=False) as client:
-                hello, own = client.hello(), api_key()
-                rows = [(True, label, f"(version {hello.version})")]
-                if missing := sorted(EXPECTED - hello.capabilities):
-                    rows.append(
-                        (True, label, f"is older than this plugin and lacks {', '.join(missing)}: {UPGRADE_HINT}")
-                    )
-                label = "DeepInfra API key"
-                if not hello.configured and own is None:
-                    return [*rows, (False, label, f"the daemon has none: {KEY_HINT}")]
-                if hello.configured and own and hello.fingerprint not in (None, fingerprint(own)):
-                    return [
-                        *rows,
-                        (False, label, f"{KEY_VARIABLE} is not the running daemon's key: use one key a user"),
-                    ]
-                for item in client.call("daemon.health")["health"]:
-                    if item["severity"] == "error" and hello.configured:
-                        return [*rows, (False, item["code"], f"{item['text']} {item.get('hint', '')}".strip())]
-                if ask_cloud and hello.configured:
-                    client.call("plan.list", timeout=5)
-                return [*rows, (True, label, "(accepted)" if ask_cloud else "(known)")]
-        except DaemonNotRunning as error:
-            detail = f"{error}: {START_HINT if daemon.startable() else INSTALL_HINT}"
-        except RpcError as error:
-            label, detail = error.name, f"{error}: {error.hint}"
-        except SandboxdError as error:
-            label += " version" if isinstance(error, Incompatible) else ""
-            detail = f"{error}: {error.hint}"
+            with Client(self._setting("socket"), timeout=limit, patience=0.2, start=False) as client:
+                return self._ask(client, tick, ask_cloud)
         except Exception as error:  # such as no scope for secrets: a picker must not fail for it
-            detail = f"{type(error).__name__}: {error}"
-        return [(False, label, detail)]
+            return [_row(error, label)]
+
+    def _ask(self, client: Client, tick: Tick, ask_cloud: bool) -> list[tuple[bool, str, str]]:
+        hello, own = client.connected(tick).hello, api_key()
+        rows, label = [(True, daemon.PROGRAM, f"(version {hello.version})")], "DeepInfra API key"
+        if not hello.configured:
+            if own is None:
+                return [*rows, (False, label, f"the daemon has none: {KEY_HINT}")]
+            return [*rows, (True, label, f"(not yet tried: the first command hands {KEY_VARIABLE} to the daemon)")]
+        if own and hello.fingerprint not in (None, fingerprint(own)):
+            return [*rows, (False, label, f"{KEY_VARIABLE} is not the running daemon's key: {OTHER_KEY_HINT}")]
+        try:
+            for item in client.call("daemon.health", tick=tick)["health"]:
+                if item["severity"] == "error":
+                    return [*rows, (False, item["code"], f"{item['text']} {item.get('hint', '')}".strip())]
+            if not ask_cloud:
+                return [*rows, (True, label, "(known)")]
+            client.call("plan.list", tick=tick)
+        except SandboxdError as error:
+            return [*rows, _row(error, label)]
+        return [*rows, (True, label, "(accepted)")]
 
     def _setting(self, name: str, configured: Mapping[str, Any] | None = None) -> Any:
         """The variable, else hermes's own configuration of the backend, else the plugin's; None if unset."""
-        value = os.environ.get(SETTINGS[name][1]) or (configured or {}).get(name)
+        value = os.environ.get(SETTINGS[name][0]) or (configured or {}).get(name)
         value = self._get_config(name, None) if value is None else value
         return None if value == "" else value
+
+
+def _row(error: Exception, label: str) -> tuple[bool, str, str]:
+    """What a check has to say of *error*, met while *label* was looked at."""
+    if isinstance(error, RpcError):
+        return False, error.name, f"{error}: {error.hint}"
+    if isinstance(error, DaemonNotRunning) and not daemon.startable():
+        return False, daemon.PROGRAM, f"{error}: {INSTALL_HINT}"
+    if isinstance(error, SandboxdError):
+        label = f"{daemon.PROGRAM} version" if isinstance(error, Incompatible) else daemon.PROGRAM
+        return False, label, f"{error}: {error.hint}"
+    return False, label, f"{type(error).__name__}: {error}"
 
 
 def register(ctx: Any) -> None:

@@ -26,14 +26,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 from .errors import (
-    START_HINT, UPGRADE_HINT, ConnectionLost, DaemonNotRunning, Incompatible, NoAnswer, RpcError,
-    SandboxdError, TooLarge,
+    START_HINT, UPGRADE_HINT, ConnectionLost, DaemonNotRunning, DaemonTooOld, Incompatible, NoAnswer,
+    RpcError, SandboxdError, TooLarge,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from .execution import Exec
 
 PROTOCOL = 1
+REQUIRED = frozenset({"exec.attach", "exec.stdin", "fs", "generation"})  # capabilities that we build on
 MAX_LINE = 1 << 20  # bytes of one message, newline included; both sides refuse more
 LOOK = 0.02  # seconds between two looks for what ends a wait, such as an interrupt
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -41,6 +42,11 @@ Json = dict[str, Any]
 Answered = Callable[[Json | SandboxdError], None]
 Tick = Callable[[], None]
 RESTART_HINT = "see: deepinfra-sandboxd status; restart it: systemctl --user restart deepinfra-sandboxd"
+
+
+def encoded_size(value: Any) -> int:
+    """Bytes that *value* takes in a message."""
+    return len(_encode(value).encode())
 
 
 def no_tick() -> None:
@@ -85,7 +91,7 @@ class Connection:
         """Connect to the first path that somebody listens on, and exchange hellos. The lock is not held.
 
         *timeout* in seconds is for the answer; *tick* may end the wait by raising. Raises
-        ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer``, and ``Incompatible`` when it is no daemon of this user.
+        ``DaemonNotRunning``, ``ConnectionLost``, ``NoAnswer``, and ``Incompatible`` when it is none of ours.
         """
         tried = []
         for path in paths:
@@ -135,6 +141,11 @@ class Connection:
             configured=account.get("configured") is True,
             fingerprint=account.get("fingerprint"),
         )
+        if missing := REQUIRED - self.hello.capabilities:
+            text = (
+                f"the daemon ({self.hello.version}) is older than this package and lacks: {', '.join(sorted(missing))}"
+            )
+            raise DaemonTooOld(text, hint=UPGRADE_HINT)
 
     def request(self, method: str, params: Json, answered: Answered | None = None) -> None:
         """Send a request; *answered* gets the result, ``RpcError`` or ``ConnectionLost``. Without
@@ -145,8 +156,8 @@ class Connection:
         line = _encode(message).encode() + b"\n"
         if len(line) > MAX_LINE:
             raise TooLarge(
-                f"{method}: {len(line)} bytes do not fit in the {MAX_LINE} bytes of one message; nothing was run",
-                hint="pass large data by `input`, with a daemon that can take it in pieces, or through a file",
+                f"{method}: {len(line)} bytes do not fit in the {MAX_LINE} bytes of one message; nothing was sent",
+                hint="pass large data by `input` or through a file",
             )
         if self.lost is not None:
             raise self.lost
@@ -165,6 +176,14 @@ class Connection:
         if sent < len(line):
             self._unsent += line[sent:]
             self.wake()
+
+    def tell(self, method: str, params: Json, answered: Answered | None = None) -> bool:
+        """``request`` for who is content to learn of a lost connection elsewhere; False when nothing was sent."""
+        try:
+            self.request(method, params, answered)
+        except SandboxdError:
+            return False
+        return True
 
     def wait(self, changed: threading.Condition, ready: Callable[[], bool], deadline: float | None) -> None:
         """Return once *ready*, which is looked at when something has come and when *changed* is notified;

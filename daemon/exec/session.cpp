@@ -50,7 +50,7 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
 
 session::session(surroundings& around, request request)
     : around_(around), command_(std::move(request.command)), want_(std::move(request.want)),
-      fsm_(around.limits), pause_(around.executor), deadline_(around.executor),
+      only_generation_(request.generation), fsm_(around.limits), pause_(around.executor), deadline_(around.executor),
       linger_(around.executor), forget_(around.executor), moved_(around.executor),
       first_generation_(around.manager.generation(request.key)),
       asked_at_(std::chrono::steady_clock::now()) {
@@ -244,12 +244,9 @@ asio::awaitable<void> session::acquire() {
             co_return;
         }
     }
-    const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
-        self->tell_progress(news);
-    };
     std::optional<rpc_error> refused;
     try {
-        lease_ = co_await around_.manager.acquire(key(), want_, id(), progress);
+        lease_ = co_await hold_sandbox();
     } catch (const rpc_error& error) {
         refused = error;
     }
@@ -268,6 +265,17 @@ asio::awaitable<void> session::acquire() {
     if (fsm_.done()) {
         lease_.release(); // cancelled at the last moment
     }
+}
+
+asio::awaitable<sandbox::lease> session::hold_sandbox() {
+    const auto progress = [self = shared_from_this()](const sandbox::progress& news) {
+        self->tell_progress(news);
+    };
+    if (only_generation_) {
+        co_return co_await around_.manager.hold_generation(key(), *only_generation_, want_, id(),
+                                                           progress);
+    }
+    co_return co_await around_.manager.acquire(key(), want_, id(), progress);
 }
 
 asio::awaitable<bool> session::acquire_again() {

@@ -42,6 +42,8 @@ struct request {
     core::command_spec command;
     std::optional<std::chrono::milliseconds> timeout; // of the command itself, from when it is sent
     sandbox::wanted want;
+    // Of the sandbox, the only one that it may run in; nothing: whichever runs, or can be started.
+    std::optional<std::uint64_t> generation;
 };
 
 // Where a client stands with a command.
@@ -125,6 +127,7 @@ private:
     void perform(const core::exec_fsm::step& step);
     void arm();
     boost::asio::awaitable<void> acquire();
+    boost::asio::awaitable<sandbox::lease> hold_sandbox(); // throws rpc_error
     boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     void finish();
     void forget();
@@ -180,6 +183,7 @@ private:
     core::exec_record record_;
     core::command_spec command_; // until it has ended
     sandbox::wanted want_;
+    std::optional<std::uint64_t> only_generation_; // see request
     core::exec_fsm fsm_;
     bool resumed_ = false;                     // an earlier daemon sent it
     bool doubtful_ = false;                    // ... or may not have

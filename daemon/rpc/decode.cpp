@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace sandboxd::rpc {
 namespace {
@@ -195,6 +196,12 @@ std::string fields::exec_id() {
                  "is not made of letters, digits, '.', '_' and '-', the first a letter or digit");
     }
     return id;
+}
+
+std::optional<std::uint64_t> fields::generation() {
+    const std::optional<std::int64_t> number =
+        optional_integer("generation", 1, std::numeric_limits<std::int64_t>::max());
+    return number ? std::optional(static_cast<std::uint64_t>(*number)) : std::nullopt;
 }
 
 void fields::finish() const {

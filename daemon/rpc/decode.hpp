@@ -43,6 +43,7 @@ public:
     core::sandbox_key key(std::string_view name);
     std::optional<core::sandbox_key> optional_key(std::string_view name);
     std::string exec_id();
+    std::optional<std::uint64_t> generation(); // of a sandbox
     const json::value* raw(std::string_view name); // nothing if absent
 
     bool has(std::string_view name) const { return object_.contains(name); }

@@ -43,7 +43,7 @@ asio::awaitable<json::value> hello(call from, hello_params params) {
         {"protocol", spoken},
         {"version", sys::version()},
         {"instance", from.parts.instance},
-        {"capabilities", json::array{"exec.attach", "exec.stdin", "fs"}},
+        {"capabilities", json::array{"exec.attach", "exec.stdin", "fs", "generation"}},
         {"account", json::object{{"configured", account.configured()},
                                  {"fingerprint", fingerprint_or_null(account)}}}};
 }

@@ -167,6 +167,7 @@ exec_start_params exec_start_params::from(const json::object& object) {
     params.offset = offset_from(in);
     params.resume = in.flag("resume", false);
     request.want = wanted_from(in);
+    request.generation = in.generation();
     in.finish();
     return params;
 }

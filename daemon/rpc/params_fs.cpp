@@ -83,6 +83,7 @@ fs_fetch_params fs_fetch_params::from(const json::object& object) {
     if (const auto most = in.optional_integer("max_bytes", 0, largest)) {
         params.request.max_bytes = static_cast<std::uint64_t>(*most);
     }
+    params.request.generation = in.generation();
     params.transfer = transfer_name(in);
     in.finish();
     return params;

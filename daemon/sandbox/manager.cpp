@@ -181,6 +181,43 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
     }
 }
 
+asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint64_t generation,
+                                                wanted want, std::string exec_id,
+                                                progress_callback on_progress) {
+    for (;;) {
+        const auto found = entries_.find(key);
+        const std::shared_ptr<entry> each = found == entries_.end() ? nullptr : found->second;
+        if (each) {
+            check_account(*each);
+            if (const std::shared_ptr<operation> op = each->current) {
+                co_await wait_for(each, op, on_progress, want.still_there);
+                continue;
+            }
+            if (!clear_the_way(each, want)) {
+                continue;
+            }
+        }
+        const core::life_state state = each ? each->record.state : core::life_state::absent;
+        const std::uint64_t newest = each ? each->record.generation : 0;
+        if (state == core::life_state::running && newest == generation) {
+            co_return lease_of(each, {}, std::move(exec_id));
+        }
+        if (state == core::life_state::unknown) {
+            // Nobody may ever come who would start it, and so look at it.
+            reconcile_soon();
+        }
+        rpc_error error(error_name::generation_changed,
+                        "generation " + std::to_string(generation) + " of the sandbox of " +
+                            describe(key) + " does not run now, as far as is known (newest: " +
+                            std::to_string(newest) + ", " + std::string(core::to_string(state)) +
+                            "), and nothing was started");
+        if (each && !each->record.sandbox_id.empty()) {
+            error.sandbox_id = each->record.sandbox_id;
+        }
+        throw error;
+    }
+}
+
 lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
     how.created = std::exchange(each->untouched, false);
     return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {

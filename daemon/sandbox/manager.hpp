@@ -170,6 +170,11 @@ public:
     // The same, and held for a command.
     boost::asio::awaitable<lease> acquire(core::sandbox_key key, wanted want, std::string exec_id,
                                           progress_callback on_progress);
+    // The same, but in the boot with that number only, as it runs now: nothing is started or made.
+    // Throws generation_changed if it does not run (any more).
+    boost::asio::awaitable<lease> hold_generation(core::sandbox_key key, std::uint64_t generation,
+                                                  wanted want, std::string exec_id,
+                                                  progress_callback on_progress);
     // That very sandbox, held for a command that was sent to it before, if it runs. Starts nothing;
     // waits until the platform's own view is known. Nothing: it does not run any more.
     boost::asio::awaitable<std::optional<lease>>

@@ -53,9 +53,7 @@ public:
                             "there is no sandbox for " + describe(request_.key));
         }
         for (bool last = false;; last = true) {
-            const sandbox::wanted as_it_is;
-            sandbox::lease held = co_await shop_->manager.acquire(
-                request_.key, as_it_is, "fs.get-" + random_hex(4), who_.on_sandbox);
+            sandbox::lease held = co_await hold();
             auto lease = std::make_shared<sandbox::lease>(std::move(held));
             try {
                 co_return co_await fetch(std::move(lease), target);
@@ -67,6 +65,16 @@ public:
     }
 
 private:
+    asio::awaitable<sandbox::lease> hold() {
+        const sandbox::wanted as_it_is;
+        const std::string name = "fs.get-" + random_hex(4);
+        if (request_.generation) {
+            co_return co_await shop_->manager.hold_generation(
+                request_.key, *request_.generation, as_it_is, name, who_.on_sandbox);
+        }
+        co_return co_await shop_->manager.acquire(request_.key, as_it_is, name, who_.on_sandbox);
+    }
+
     void tell(std::string_view phase, std::uint64_t done, std::optional<std::uint64_t> total) {
         if (who_.on_transfer) who_.on_transfer({phase, done, total});
     }

@@ -63,6 +63,7 @@ struct fetch_request {
     std::string host;   // absolute
     bool as_tar = false;
     std::optional<std::uint64_t> max_bytes;
+    std::optional<std::uint64_t> generation; // of the sandbox, if only that one will do
 };
 struct fetch_result {
     bool directory = false;

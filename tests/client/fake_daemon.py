@@ -135,7 +135,7 @@ class FakeDaemon:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.generation = 1
-        self.capabilities: list[str] = []
+        self.capabilities = ["exec.attach", "exec.stdin", "fs", "generation"]
         self.instance = "fake"
         self.state = "running"
         self.account: Message = {"configured": True, "fingerprint": None}
@@ -223,7 +223,7 @@ class FakeDaemon:
         self.path.unlink(missing_ok=True)
 
     def _sandbox(self, params: Message) -> Message:
-        return {"key": params.get("key"), "id": "sb_1", "state": self.state}
+        return {"key": params.get("key"), "id": "sb_1", "state": self.state, "generation": self.generation}
 
     def _account_set(self, peer: Peer, params: Message) -> Message:
         self.account = {"configured": True, "fingerprint": "f" * 16}
@@ -292,7 +292,7 @@ class Command:
         self.params = params
         self.changed = threading.Condition()
         self.output = bytearray()
-        self.end: tuple[int, str] | None = None
+        self.end: tuple[int | None, str] | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.taken = {"stdin": bytearray(), "script": bytearray()}
         self.complete = {"stdin": threading.Event(), "script": threading.Event()}
@@ -309,9 +309,12 @@ class ShellDaemon(FakeDaemon):
         self.ignore_cancel = False
         self.started: list[str] = []
         self.lose_answers = 0  # so many exec.start are done and not answered: the connection ends instead
+        # The platform has stopped the sandbox, and the daemon does not know; its ensure starts it once it does.
+        self.stopped_unseen = self.stopped_seen = False
+        self.unasked: list[str] = []  # commands that started a stopped sandbox by themselves
         super().__init__(path)
-        self.capabilities = ["exec.attach", "exec.stdin", "fs"]
         self.on |= {
+            "sandbox.ensure": self._ensure,
             "exec.start": self._start,
             "exec.attach": self._attach,
             "exec.stdin": self._stdin,
@@ -328,19 +331,45 @@ class ShellDaemon(FakeDaemon):
         exec_id = params["exec_id"]
         meant = {name: value for name, value in params.items() if name not in ("resume", "offset")}
         known = self.commands.get(exec_id)
-        if known is not None and (known.params != meant or not self.capabilities):
+        if known is not None and known.params != meant:
             raise Refusal("exec_id_in_use", f"{exec_id} is in use")
         if known is None:
             if params.get("resume"):
                 raise Refusal("exec_not_found", f"there is no command {exec_id}")
             self.commands[exec_id] = command = Command(meant)
-            self.started.append(exec_id)
-            threading.Thread(target=self._run, args=(command,), daemon=True).start()
+            if not self._refused(command):
+                self.started.append(exec_id)
+                threading.Thread(target=self._run, args=(command,), daemon=True).start()
         if self.lose_answers:
             self.lose_answers -= 1
             peer.close()
             return NO_ANSWER
         return {"exec_id": exec_id, "accepted": True, "attached": known is not None}
+
+    def _refused(self, command: Command) -> bool:
+        """What the real daemon does about `generation`; the end of the command says so."""
+        stopped, meant = self.stopped_unseen or self.stopped_seen, command.params.get("generation")
+        if meant is None:
+            if stopped:
+                self.unasked.append(command.params["exec_id"])
+            return False
+        if not stopped and meant == self.generation:
+            return False
+        self.stopped_seen, self.stopped_unseen = stopped, False
+        error = {"code": 3006, "name": "generation_changed", "retryable": False, "hint": "call sandbox.ensure"}
+        command.more = {"started": "no", "message": "that generation does not run any more", "error": error}
+        command.end = (None, "failed")
+        return True
+
+    def _ensure(self, peer: Peer, params: Message) -> Message:
+        if self.stopped_seen:
+            self.stopped_seen = False
+            self.lose_what_a_stop_loses()
+        return {"sandbox": self._sandbox(params), "created": False, "resumed": False, "generation": self.generation}
+
+    def lose_what_a_stop_loses(self) -> None:
+        subprocess.run("rm -f /tmp/hermes-snap-*", shell=True, check=True)
+        self.generation += 1
 
     def _attach(self, peer: Peer, params: Message) -> Message:
         if params["exec_id"] not in self.commands:
@@ -403,8 +432,8 @@ class ShellDaemon(FakeDaemon):
 
     def _feed(self, command: Command, child: subprocess.Popen[bytes], stdin: Any) -> None:
         assert child.stdin is not None
-        if stdin is None:
-            command.complete["stdin"].wait(DEADLINE)
+        if stdin is None and not command.complete["stdin"].wait(6 * DEADLINE):
+            self.failures.append("a command's input did not come to its end")
         with contextlib.suppress(OSError):
             child.stdin.write(decode(stdin) if stdin is not None else bytes(command.taken["stdin"]))
             child.stdin.close()

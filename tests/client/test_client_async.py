@@ -53,6 +53,26 @@ def test_a_cancelled_task_takes_its_command_along_and_the_loop_is_never_blocked(
     eventually(lambda: all(command.end is not None for command in shell.commands.values()), "both have ended")
 
 
+def test_leaving_a_command_blocks_nothing_though_the_daemon_is_gone(shell: ShellDaemon) -> None:
+    async def scene() -> float:
+        async with AsyncClient(str(shell.path), patience=2) as client:
+            worst, last = 0.0, time.monotonic()
+
+            async def tick() -> None:
+                nonlocal worst, last
+                while True:
+                    await asyncio.sleep(0.01)
+                    worst, last = max(worst, time.monotonic() - last), time.monotonic()
+
+            ticking = asyncio.create_task(tick())
+            async with await client.start(script="sleep 60"):
+                shell.crash()
+            ticking.cancel()
+            return max(worst, time.monotonic() - last)
+
+    assert asyncio.run(scene()) < 1  # the daemon is looked for for two seconds
+
+
 def test_an_error_arrives_as_one(shell: ShellDaemon) -> None:
     async def scene() -> None:
         async with AsyncClient(str(shell.path)) as client:

@@ -20,11 +20,11 @@ from fake_daemon import NO_ANSWER, ROOT, Message, Peer, Refusal, ShellDaemon
 import deepinfra_sandboxd
 from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
-from deepinfra_sandboxd import daemon
+from deepinfra_sandboxd import DaemonNotRunning, daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
 from deepinfra_sandboxd.provider import DeepInfraProvider, profile_identity
-
 from tools import interrupt
+from tools.environments.base import EnvironmentConnectionError
 
 PACKAGE = ROOT / "client-py" / "deepinfra_sandboxd"
 
@@ -157,17 +157,22 @@ def test_the_doctor_tells_the_causes_apart(
         return provider.doctor_checks()[-1]
 
     assert last() == (True, "DeepInfra API key", "(accepted)")
-    shell.capabilities = ["exec.attach"]
-    assert any("lacks exec.stdin, fs" in detail for ok, _, detail in provider.doctor_checks() if ok)
+    capable, shell.capabilities = shell.capabilities, ["exec.attach"]
+    assert last()[:2] == (False, "deepinfra-sandboxd version") and "lacks: exec.stdin, fs, generation" in last()[2]
+    assert "systemctl --user restart deepinfra-sandboxd" in last()[2]
+    assert provider.probe()[0] == "needs_setup"
+    shell.capabilities = capable
     assert provider.probe() == ("ready", "")
     shell.account = {"configured": False, "fingerprint": None}
-    assert last()[0] is False and "DEEPINFRA_API_KEY" in last()[2]
+    assert last()[0] is False and "hermes config set DEEPINFRA_API_KEY" in last()[2]
     assert provider.probe()[0] == "needs_setup"
     shell.account = {"configured": True, "fingerprint": fingerprint("other")}
     monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
-    assert last()[0] is False and "not the running daemon's key" in last()[2]
+    assert last()[0] is False and "not the running daemon's key: hermes config set" in last()[2]
+    assert "deepinfra-sandboxd serve" in last()[2]
     shell.on["hello"] = lambda peer, params: {"protocol": 7}
     assert last()[1] == "deepinfra-sandboxd version" and "protocol 7" in last()[2]
+    assert "pip install" in last()[2] and "systemctl --user restart" in last()[2]
     shell.on["hello"] = lambda peer, params: NO_ANSWER
     begun = time.monotonic()
     status, detail = provider.probe()
@@ -211,6 +216,87 @@ def test_setting_up_starts_the_daemon_hands_it_the_key_and_says_what_is_missing(
     monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: False)
     provider.post_setup()
     assert "!! deepinfra-sandboxd" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sent"),
+    [("SIGTERM", "TERM"), ("sigint", "INT"), ("kill", "KILL"), ("", "KILL"), ("HUP", "KILL"), ("15", "KILL")],
+)
+def test_the_signal_of_an_interrupt_is_always_one_that_ends_the_command(
+    provider: DeepInfraProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    chosen: str,
+    sent: str,
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_INTERRUPT", chosen)
+    environment = provider.create_environment(cwd="", timeout=5)
+    assert environment._signal == sent
+    assert (f"'{chosen}'" in caplog.text) is (chosen in ("HUP", "15"))
+
+
+def test_a_key_that_was_not_tried_or_is_refused_is_never_called_accepted(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: "")  # one runs, of which we have no program
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
+    shell.account = {"configured": False, "fingerprint": None}
+    assert provider.doctor_checks()[-1][0] is True and "not yet tried" in provider.doctor_checks()[-1][2]
+    assert "account.set" not in shell.methods()
+    shell.on["account.set"] = refuse("unauthorized", "the key was refused", hint="make a new one")
+    for typed in (False, True):
+        if typed:
+            monkeypatch.delenv("DEEPINFRA_API_KEY")
+            monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+            monkeypatch.setattr("getpass.getpass", lambda prompt: "typed")
+        provider.post_setup()
+        out = capsys.readouterr().out
+        assert "!! unauthorized: the key was refused: make a new one" in out
+        assert "ok DeepInfra" not in out and "typed" not in out
+
+
+def test_what_keeps_the_daemon_from_being_started_is_shown(
+    provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise DaemonNotRunning("no space left", hint="make room")
+
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", fail)
+    provider.post_setup()
+    assert "!! deepinfra-sandboxd: no space left" in capsys.readouterr().out
+
+
+def test_a_picker_waits_less_than_two_seconds_whatever_the_daemon_does(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    def slow(peer: Peer, params: Message) -> Message:
+        time.sleep(0.4)
+        return shell.hello()
+
+    def hang_up(peer: Peer, params: Message) -> Any:
+        peer.close()
+        return NO_ANSWER
+
+    shell.on["hello"], shell.on["daemon.health"] = slow, hang_up
+    begun = time.monotonic()
+    status, detail = provider.probe()
+    assert time.monotonic() - begun < 2
+    assert status == "needs_setup" and "did not answer" in detail and "systemctl --user restart" in detail
+
+
+def test_what_the_backend_configures_itself_is_used(shell: ShellDaemon) -> None:
+    bare = DeepInfraProvider(lambda name, default=None: "/nowhere/plugin.sock" if name == "socket" else default)
+    own = {"socket": str(shell.path), "idle_stop": 7, "interrupt": "INT"}
+    environment = bare.create_environment(cwd="", timeout=5, backend_config=own)
+    assert environment.execute("echo here")["output"] == "here\n"
+    assert environment._client.options == ["--idle-stop", "7"] and environment._signal == "INT"
+    assert bare.create_environment(cwd="", timeout=5, backend_config=own)._client is environment._client
+    with pytest.raises(EnvironmentConnectionError, match="/nowhere/plugin.sock"):
+        bare.create_environment(cwd="", timeout=5)
+    environment._client.close()
 
 
 def test_a_profile_is_the_real_path_of_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

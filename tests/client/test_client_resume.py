@@ -15,7 +15,7 @@ from typing import Any, Iterator
 import pytest
 from fake_daemon import NO_ANSWER, FakeDaemon, Message, Peer, Refusal, ShellDaemon, eventually
 
-from deepinfra_sandboxd import Client, DaemonNotRunning, RpcError
+from deepinfra_sandboxd import Client, DaemonNotRunning, RpcError, daemon
 
 COUNT = "for i in $(seq 3000); do echo line $i; done"
 COUNTED = "".join(f"line {i}\n" for i in range(1, 3001)).encode()
@@ -114,7 +114,6 @@ def test_short_waits_do_not_renew_the_patience(shell: ShellDaemon) -> None:
 
 
 def test_a_daemon_that_dies_of_a_command_each_time_is_not_asked_for_ever(fake: FakeDaemon) -> None:
-    fake.capabilities = ["exec.attach"]
 
     def die(peer: Peer, params: Message) -> object:
         peer.close()
@@ -140,7 +139,6 @@ def test_a_wait_is_over_in_time_though_the_daemon_is_away(shell: ShellDaemon, cl
 
 @pytest.mark.parametrize("stage", ["answer", "exit"])
 def test_a_daemon_that_shuts_down_hands_a_command_over_to_the_next(fake: FakeDaemon, stage: str) -> None:
-    fake.capabilities = ["exec.attach"]
     closing = threading.Event()
 
     def start(peer: Peer, params: Message) -> Message:
@@ -316,17 +314,70 @@ def test_nothing_is_started_by_who_only_looks(tmp_path: Path, programs: Path) ->
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_systemd_is_asked_first_where_there_is_a_user_manager(tmp_path: Path, programs: Path, works: bool) -> None:
+def test_systemd_is_asked_first_where_there_is_a_user_manager(user_manager: Path, programs: Path, works: bool) -> None:
+    stand_in(programs / "systemctl", f"exit {0 if works else 5}")
+    started = programs / ("systemctl.args" if works else "deepinfra-sandboxd.args")
+    with appearing(user_manager, started), Client() as client:
+        assert client.call("daemon.ping") == {}
+    assert (programs / "systemctl.args").read_text() == "--user start deepinfra-sandboxd.socket\n"
+    assert (programs / "deepinfra-sandboxd.args").exists() is not works
+
+
+@pytest.fixture
+def user_manager(programs: Path) -> Path:
+    """A machine with systemd, of which ``programs`` has no systemctl yet; where its socket would be."""
     runtime = Path(os.environ["XDG_RUNTIME_DIR"])
     (runtime / "systemd").mkdir(parents=True)
     (runtime / "systemd" / "private").touch()
     (runtime / "deepinfra-sandboxd").mkdir()
-    stand_in(programs / "systemctl", f"exit {0 if works else 5}")
-    started = programs / ("systemctl.args" if works else "deepinfra-sandboxd.args")
-    with appearing(runtime / "deepinfra-sandboxd" / "rpc.sock", started), Client() as client:
-        assert client.call("daemon.ping") == {}
-    assert (programs / "systemctl.args").read_text() == "--user start deepinfra-sandboxd.socket\n"
-    assert (programs / "deepinfra-sandboxd.args").exists() is not works
+    return runtime / "deepinfra-sandboxd" / "rpc.sock"
+
+
+def test_for_good_means_the_service_and_its_socket(user_manager: Path, programs: Path) -> None:
+    """The service's own start at each login finds what ran before, and stops it when idle, without any client."""
+    stand_in(programs / "systemctl", "exit 0")
+    assert "journalctl" in daemon.start(enable=True)
+    units = "deepinfra-sandboxd.socket deepinfra-sandboxd.service"
+    assert (programs / "systemctl.args").read_text() == f"--user enable --now {units}\n"
+
+
+def test_a_systemctl_that_hangs_is_waited_for_no_longer_than_the_caller_wants(
+    user_manager: Path, programs: Path
+) -> None:
+    class Enough(Exception):
+        pass
+
+    def tick() -> None:
+        if (programs / "systemctl.args").exists():
+            raise Enough
+
+    stand_in(programs / "systemctl", "exec sleep 600")
+    begun = time.monotonic()
+    with pytest.raises(Enough):
+        Client().call("daemon.ping", tick=tick)
+    assert time.monotonic() - begun < 4  # its own limit is 5 s
+
+
+def test_a_machine_that_lets_no_daemon_be_started_says_so(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_STATE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(DaemonNotRunning, match="cannot be started: .*file/below") as caught:
+        Client().hello()
+    assert "deepinfra-sandboxd serve" in caught.value.hint
+
+
+def test_a_daemon_that_ends_at_once_is_looked_up_in_its_log(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.client.START_LIMIT", 0.3)
+    stand_in(programs / "deepinfra-sandboxd", "echo no such option >&2; exit 2")
+    with pytest.raises(DaemonNotRunning) as caught:
+        Client(options=["--idle-stop", "soon"]).hello()
+    log = tmp_path / "state" / "spawned.log"
+    assert f"tail {log}" in caught.value.hint
+    eventually(lambda: log.read_text() == "no such option\n", "its last words are there")
 
 
 def test_a_daemon_that_was_lost_is_first_given_time_to_come_back_by_itself(

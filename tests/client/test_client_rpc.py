@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 import subprocess
@@ -19,11 +20,14 @@ from deepinfra_sandboxd import (
     Client,
     ConnectionLost,
     DaemonNotRunning,
+    DaemonTooOld,
     Incompatible,
     NoAnswer,
     RpcError,
     TooLarge,
 )
+
+from deepinfra_sandboxd.rpc import REQUIRED
 
 ENSURE = {"key": {"profile": "p", "task": "t"}}
 
@@ -204,12 +208,43 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(fake: 
 
 
 def test_too_large_a_request_fails_before_anything_is_sent(fake: FakeDaemon, client: Client) -> None:
-    with pytest.raises(TooLarge, match="nothing was run"):
-        client.run(["cat"], input=b"x" * (1 << 20))
+    with pytest.raises(TooLarge, match="nothing was sent"):
+        client.run(["echo", *["x" * (1 << 17)] * 8])
     assert client.call("daemon.ping") == {} and "exec.start" not in fake.methods()
-    fits = (1 << 20) * 3 // 4 - 1024
-    client.start(["cat"], input=b"x" * fits)
-    assert len(decode(fake.wait_for("exec.start")["stdin"])) == fits
+    client.start(["echo", *["x" * (1 << 17)] * 7])
+    assert len(fake.wait_for("exec.start")["argv"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("script", "input"), [("x" * 70_000, "y" * 70_000), ("x", "\0" * 30_000), ("é" * 70_000, None), ("x", b"\xff" * 100_000)]
+)
+def test_what_goes_with_the_request_is_bounded_as_it_is_written(
+    fake: FakeDaemon, client: Client, script: str, input: str | bytes | None
+) -> None:
+    """Both together, and a zero byte takes six: the rest goes in pieces, of which a line holds any number of bytes."""
+    taken: dict[str, bytes] = {}
+
+    def take(peer: Peer, params: Message) -> Message:
+        taken[params["stream"]] = taken.get(params["stream"], b"") + base64.b64decode(params["data_b64"])
+        return {"accepted": len(taken[params["stream"]]), "state": "eof" if params["eof"] else "open"}
+
+    fake.on["exec.stdin"] = take
+    client.start(script=script, input=input)
+    start = fake.wait_for("exec.start")
+    assert len(json.dumps(start, ensure_ascii=False).encode()) < (1 << 17) + 1024
+    fake.wait_for("exec.stdin")
+    assert client.call("daemon.ping") == {}
+    wanted = {"script": script.encode(), "stdin": input.encode() if isinstance(input, str) else input}
+    for stream, data in wanted.items():
+        there = taken.get(stream) if stream not in start else decode(start[stream])
+        assert there == data
+
+
+def test_a_daemon_that_lacks_something_is_too_old_by_name_with_the_fix(fake: FakeDaemon) -> None:
+    fake.capabilities = ["exec.attach", "novelty"]
+    with pytest.raises(DaemonTooOld, match=r"\(9.9.9\) is older.* lacks: exec.stdin, fs, generation") as caught:
+        Client(str(fake.path)).hello()
+    assert isinstance(caught.value, Incompatible) and "systemctl --user restart" in caught.value.hint
 
 
 def test_run_gathers_both_streams_and_how_it_ended(fake: FakeDaemon, client: Client) -> None:
@@ -310,13 +345,16 @@ def test_a_reader_that_stops_holds_up_only_its_own_command(fake: FakeDaemon, cli
     assert stuck.read(5) is None and stuck.finished
 
 
-def test_short_output_needs_no_acknowledgement(fake: FakeDaemon, client: Client) -> None:
+def test_short_output_is_acknowledged_at_its_end_only(fake: FakeDaemon, client: Client) -> None:
     execution = client.start(["x"])
     fake.peer().output(execution.exec_id, b"short")
+    assert execution.read(5) is not None
+    client.call("daemon.ping")
+    assert "exec.ack" not in fake.methods()
     fake.peer().exit(execution.exec_id)
     execution.wait(5)
     client.call("daemon.ping")
-    assert "exec.ack" not in fake.methods()
+    assert fake.methods().count("exec.ack") == 1 and fake.wait_for("exec.ack")["offset"] == 5
 
 
 def test_cancel_reaches_the_daemon_while_output_is_stuck(fake: FakeDaemon, client: Client) -> None:
@@ -338,7 +376,9 @@ def test_an_interrupted_run_cancels_its_command(fake: FakeDaemon, client: Client
     fake.wait_for("exec.cancel")
 
 
-def test_a_lost_connection_ends_what_waits_and_the_next_call_makes_another(fake: FakeDaemon, client: Client) -> None:
+def test_a_lost_connection_ends_the_call_that_waits_and_the_command_goes_on_over_another(
+    fake: FakeDaemon, client: Client
+) -> None:
     execution = client.start(["x"])
     fake.peer().output(execution.exec_id, b"partial")
     fake.on["sandbox.stop"] = lambda peer, params: NO_ANSWER
@@ -349,9 +389,12 @@ def test_a_lost_connection_ends_what_waits_and_the_next_call_makes_another(fake:
         fake.peer().close()
         with pytest.raises(ConnectionLost):
             stopped.result(5)
-    result = execution.wait(5)
-    assert (result.stdout, result.reason, result.returncode) == (b"partial", "lost", 125)
-    assert result.started == "unknown" and result.error == "reattach_unsupported"
+    first = execution.read(5)
+    assert first is not None and first.data == b"partial"
+    assert execution.read(0.1) is None  # whoever reads finds it again
+    assert fake.wait_for("exec.start", 2)["offset"] == len(b"partial")  # what was torn was no message
+    fake.peer().exit(execution.exec_id, 7)
+    assert execution.wait(5).returncode == 7
     assert client.call("daemon.ping") == {} and len(fake.peers) == 2
     assert fake.methods().count("sandbox.stop") == 1
 
@@ -368,7 +411,8 @@ def test_sending_never_waits_for_a_daemon_that_does_not_read(tmp_path: Path) -> 
         sock, _ = listener.accept()
         reader = sock.makefile("rb")
         reader.readline()
-        sock.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"protocol":1}}\n')
+        hello = {"protocol": 1, "capabilities": sorted(REQUIRED)}
+        sock.sendall(json.dumps({"jsonrpc": "2.0", "id": 1, "result": hello}).encode() + b"\n")
         ready.set()
         resume.wait(10)
         while (line := reader.readline()) and b"daemon.ping" not in line:

@@ -448,11 +448,72 @@ def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, 
     assert environment.cwd == "/tmp/d"
     (sandbox,) = emulator.sandboxes()
     control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
-    result = environment.execute("cat /workspace/f; echo lost=$LOST")
-    assert result["environment_recreated"] is True
+    result = environment.execute("cat /workspace/f; echo lost=$LOST; mkdir /tmp/new; cd /tmp/new", cwd="/tmp/d")
+    assert result["environment_recreated"] is True and result["output"].split() == ["kept", "lost="]
+    assert ok(environment, "pwd", cwd="/tmp/new") == "/tmp/new"
     after = environment.execute("pwd; cat /workspace/f; echo lost=$LOST", cwd="/tmp/d")
     assert after["output"].split() == ["/workspace", "kept", "lost="]
     assert "environment_recreated" not in after
+
+
+def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanup(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    (Path(os.environ["HERMES_HOME"]) / "cache").mkdir()
+    (Path(os.environ["HERMES_HOME"]) / "cache" / "x").write_text("x")
+    environment = make(hermes)
+    ok(environment, "nohup sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid; echo changed > .hermes/cache/x")
+    polls: list[Any] = []
+
+    def poll() -> None:
+        polls.append(environment.execute('kill -0 "$(cat /tmp/pid)" 2>/dev/null; echo $?', timeout=5, cwd="/"))
+
+    def on_poller() -> str:
+        poller = threading.Thread(target=poll, name="proc-poller-1")
+        poller.start()
+        poller.join(30)
+        return str(polls[-1]["output"])
+
+    assert on_poller() == "0\n"
+    (sandbox,) = emulator.sandboxes()
+    for meet_it in (on_poller, lambda: environment.cleanup(force_remove=False)):
+        control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
+        assert meet_it() in ("", None)
+        eventually(lambda: on_poller() == "1\n", "the daemon has looked, and the process is known to be gone")
+        assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
+        ok(environment, "true")
+    assert ok(environment, "cat .hermes/cache/x", cwd="/workspace") == "changed"
+
+
+def test_from_nothing_to_a_first_command(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No daemon, no systemd, a key that is typed in: what `hermes setup` does, and then a command."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "deepinfra-sandboxd").symlink_to(find_binary())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DEEPINFRA_BASE_URL", emulator.url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    provider = DeepInfraProvider()
+    assert not provider.is_available() and provider.check_requirements({})
+    assert provider.probe()[0] == "needs_setup" and not provider.is_available()  # looking starts nothing
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    pid = 0
+    try:
+        for typed, shown in (("wrong", "!! unauthorized"), (KEY, "ok DeepInfra API key: (accepted)")):
+            monkeypatch.setattr("getpass.getpass", lambda prompt, typed=typed: typed)
+            provider.post_setup()
+            pid = pid or provider.client.call("daemon.status")["daemon"]["pid"]
+            out = capsys.readouterr().out
+            assert "ok deepinfra-sandboxd: (version" in out and shown in out and out.count("!!") == (typed == "wrong")
+        assert provider.is_available() and provider.probe() == ("ready", "")
+        assert ok(make(provider), "echo first") == "first"
+    finally:
+        provider.client.close()
+        if pid:
+            os.kill(pid, signal.SIGTERM)
+            eventually(lambda: not Path(f"/proc/{pid}").exists(), "it has ended")
 
 
 def test_an_interrupt_ends_one_command_and_nothing_else(hermes: DeepInfraProvider) -> None:

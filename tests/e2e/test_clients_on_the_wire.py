@@ -22,6 +22,7 @@ class Relay:
         self.path, self._daemon = path, daemon
         self.failures: list[str] = []
         self.lines = 0
+        self._validator = Validator()  # here: compiling it can take longer than a client waits for its hello
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
         self._listening.listen()
@@ -38,7 +39,7 @@ class Relay:
                 return
             server = socket.socket(socket.AF_UNIX)
             server.connect(str(self._daemon))
-            conversation, lock = Conversation(Validator()), threading.Lock()
+            conversation, lock = Conversation(self._validator), threading.Lock()
             for pair in ((client, server, lambda line: conversation.sent(json.loads(line))), (server, client, conversation.received)):
                 threading.Thread(target=self._pass_on, args=(*pair, lock), daemon=True).start()
 

@@ -34,6 +34,7 @@ ERRORS = {
     "not_configured": 2001, "unauthorized": 2002, "account_mismatch": 2003, "cloud_unreachable": 2004,
     "cloud_error": 2005, "cap_reached": 2006, "rate_limited": 2007, "no_capacity": 2008, "budget_reached": 2009,
     "sandbox_not_found": 3001, "sandbox_gone": 3002, "sandbox_busy": 3003, "boot_failed": 3004, "unknown_plan": 3005,
+    "generation_changed": 3006,
     "exec_not_found": 4001, "exec_id_in_use": 4002, "argument_too_long": 4003, "outcome_unknown": 4004,
     "start_timeout": 4005,
     "path_outside_workspace": 5001, "too_large": 5002, "file_not_found": 5003, "host_file": 5004, "no_space": 5005,

@@ -163,7 +163,6 @@ class BaseEnvironment(ABC):
 
     def init_session(self) -> None:
         script = f"{self._save()} || exit 1\ncd -- {shlex.quote(self.cwd)} 2>/dev/null\n{self._marker_line()}"
-        self._snapshot_ready = False
         handle = self._spawn(script, login=True, timeout=self._snapshot_timeout, stdin_data=None)
         result = self._wait_for_process(handle, self._snapshot_timeout)
         if result["returncode"] == 0:
@@ -173,6 +172,8 @@ class BaseEnvironment(ABC):
     def _wrap(self, command: str, cwd: str) -> str:
         lines = []
         if self._snapshot_ready:
+            # Without its snapshot each command ends so, whatever its directory: measured with hermes.
+            lines.append(f"[ -e {self._snapshot_path} ] || exit 126")
             lines.append(f"source {self._snapshot_path} >/dev/null 2>&1 || true")
         lines += [
             f"cd -- {shlex.quote(cwd)} || exit 126",

@@ -190,7 +190,7 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
         if (each) {
             check_account(*each);
             if (const std::shared_ptr<operation> op = each->current) {
-                co_await wait_for(each, op, on_progress, want.still_there);
+                co_await wait_for(each, op, on_progress, want.still_there, &operation::askers);
                 continue;
             }
             if (!clear_the_way(each, want)) {
@@ -206,11 +206,11 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
             // Nobody may ever come who would start it, and so look at it.
             reconcile_soon();
         }
-        rpc_error error(error_name::generation_changed,
-                        "generation " + std::to_string(generation) + " of the sandbox of " +
-                            describe(key) + " does not run now, as far as is known (newest: " +
-                            std::to_string(newest) + ", " + std::string(core::to_string(state)) +
-                            "), and nothing was started");
+        rpc_error error(
+            error_name::generation_changed,
+            "generation " + std::to_string(generation) + " of the sandbox of " + describe(key) +
+                " does not run now, as far as is known (newest: " + std::to_string(newest) + ", " +
+                std::string(core::to_string(state)) + "), and nothing was started");
         if (each && !each->record.sandbox_id.empty()) {
             error.sandbox_id = each->record.sandbox_id;
         }

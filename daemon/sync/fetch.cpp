@@ -71,6 +71,10 @@ private:
         if (who_.on_transfer) who_.on_transfer({phase, done, total});
     }
 
+    void check_not_stopping() const {
+        if (shop_->stopping) throw rpc_error(error_name::shutting_down, "the daemon is stopping");
+    }
+
     asio::awaitable<fetch_result> fetch(std::shared_ptr<sandbox::lease> lease, fs::path target) {
         const std::string id = lease->record().sandbox_id;
         const auto operation = std::make_shared<operation_name>(shop_, id);
@@ -187,10 +191,8 @@ private:
         for (std::size_t i = 0; i < packed.sizes.size(); ++i) {
             while (!feed.wants_more() && !shop_->stopping)
                 co_await taken_->wait();
-            if (shop_->stopping) {
-                throw rpc_error(error_name::shutting_down, "the daemon is stopping");
-            }
-            sys::unique_fd spool = open_spool(shop_->state);
+            check_not_stopping();
+            sys::unique_fd spool = open_spool(shop_->state, packed.sizes[i]);
             const auto begun = std::chrono::steady_clock::now();
             co_await fetch_part(there, i, spool.get(), packed.sizes[i], total);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;

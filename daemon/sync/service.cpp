@@ -111,13 +111,20 @@ asio::awaitable<void> keep_telling(asio::steady_timer& tick, const bool& done,
     }
 }
 
+void throw_no_space_here(const std::string& text) {
+    throw rpc_error(error_name::no_space, text,
+                    "make room on this machine; df shows how full the disk of each directory is");
+}
+
 void throw_host_trouble(const std::system_error& problem, std::string_view doing) {
     const int error = problem.code().value();
     if (error == ECANCELED) {
         throw rpc_error(error_name::shutting_down, "the daemon is stopping");
     }
     const std::string text = "while " + std::string(doing) + ": " + problem.what();
-    if (error == ENOSPC || error == EDQUOT) throw rpc_error(error_name::no_space, text);
+    if (error == ENOSPC || error == EDQUOT) {
+        throw_no_space_here("a disk of this machine is full, " + text);
+    }
     throw rpc_error(error_name::host_file, text);
 }
 

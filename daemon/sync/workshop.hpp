@@ -127,6 +127,8 @@ private:
 boost::asio::awaitable<void> keep_telling(boost::asio::steady_timer& tick, const bool& done,
                                           std::function<void()> tell);
 
+// no_space of this machine, not of a sandbox.
+[[noreturn]] void throw_no_space_here(const std::string& text);
 // errno of the host as an error for the client: `doing` completes "while ...".
 [[noreturn]] void throw_host_trouble(const std::system_error& problem, std::string_view doing);
 

@@ -121,11 +121,16 @@ private:
         std::uint64_t parts = 0;
         for (const std::uint64_t size : packed.sizes)
             parts += size;
+        const std::string there = " free in " + target.parent_path().string();
         if (std::min(parts, packed.bytes) + room_to_spare > available) {
-            throw rpc_error(error_name::no_space, "there are " + std::to_string(packed.bytes) +
-                                                      " bytes to fetch, and " +
-                                                      std::to_string(available) + " free in " +
-                                                      target.parent_path().string());
+            throw_no_space_here("there are " + std::to_string(packed.bytes) +
+                                " bytes to fetch, and " + std::to_string(available) + there);
+        }
+        // Some file systems make them as they are needed, and tell of none.
+        if (!request_.as_tar && status.f_files != 0 && packed.members > status.f_favail) {
+            throw_no_space_here("there are " + std::to_string(packed.members) +
+                                " files and directories to fetch, and " +
+                                std::to_string(status.f_favail) + " inodes" + there);
         }
     }
 
@@ -145,6 +150,7 @@ private:
         archive_rules rules;
         rules.prefix = request_.remote.substr(1);
         rules.drop = {packed.drop.begin(), packed.drop.end()};
+        rules.members = packed.members;
         rules.max_bytes = packed.bytes;
         archive_taken taken;
         std::exception_ptr trouble;

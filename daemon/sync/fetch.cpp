@@ -252,6 +252,8 @@ private:
             throw rpc_error(error_name::in_the_way, target.string() + ": " + left.front().text);
         }
         for (const not_moved& each : left) {
+            result.files -= std::min(result.files, each.files);
+            result.bytes -= std::min(result.bytes, each.bytes);
             result.skipped.push_back({(target / each.path).string(),
                                       request_.remote + "/" + each.path, skip_reason::in_the_way,
                                       each.text});

@@ -52,6 +52,8 @@ public:
             throw rpc_error(error_name::sandbox_not_found,
                             "there is no sandbox for " + describe(request_.key));
         }
+        const key_lock turn = co_await key_lock::take_to_fetch(*shop_, request_.key);
+        check_not_stopping();
         for (bool last = false;; last = true) {
             const sandbox::wanted as_it_is;
             sandbox::lease held = co_await shop_->manager.acquire(
@@ -166,7 +168,7 @@ private:
         const auto read_all = [&]() -> asio::awaitable<void> {
             const ending whatever_happens{feed};
             try {
-                taken = co_await shop_->elsewhere([&] { return read(*feed, rules, stage); });
+                taken = co_await shop_->on_its_own([&] { return read(*feed, rules, stage); });
             } catch (...) {
                 if (!trouble) trouble = std::current_exception();
             }
@@ -177,7 +179,7 @@ private:
         co_return taken;
     }
 
-    // On another thread.
+    // On a thread of its own.
     archive_taken read(part_feed& feed, const archive_rules& rules, const fs::path& stage) const {
         if (!request_.as_tar) return unpack_archive(feed, rules, stage.string(), "arrived");
         const fs::path file = stage / "arrived";

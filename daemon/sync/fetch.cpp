@@ -200,6 +200,7 @@ private:
             while (!feed.wants_more() && !shop_->stopping)
                 co_await taken_->wait();
             check_not_stopping();
+            if (feed.ended()) co_return; // what the reader says of it is the answer
             sys::unique_fd spool = open_spool(shop_->state, packed.sizes[i]);
             const auto begun = std::chrono::steady_clock::now();
             co_await fetch_part(there, i, spool.get(), packed.sizes[i], total);

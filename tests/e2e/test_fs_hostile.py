@@ -109,3 +109,12 @@ def test_more_members_than_the_disk_has_inodes_for_are_refused_before_they_come(
         peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
     assert refused.value.name == "no_space" and "inodes" in refused.value.message and "this machine" in refused.value.hint
     assert emulator.count("GET /v1/sandboxes/{id}/fs/content") == 0
+
+
+def test_nothing_more_is_fetched_of_what_is_refused(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    lie(peer, emulator, b"no archive".ljust(1024, b"."), parts=40, members=1, bytes=0)
+    emulator.fault({"latency_ms": 50}, times=0, method="GET", route="/v1/sandboxes/{id}/fs/content")
+    with pytest.raises(RpcFailure) as refused:
+        peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
+    assert refused.value.name == "sync_failed" and "no proper archive" in refused.value.message
+    assert emulator.count("GET /v1/sandboxes/{id}/fs/content") < 20

@@ -20,7 +20,9 @@ done
 op=$(printf %s "$last" | sed 's/.*"op":"\\([0-9a-f]*\\)".*/\\1/')
 directory=/workspace/.deepinfra-sandboxd/sync/$op
 mkdir -p $directory
-cp /workspace/evil.tar $directory/part-000000
+for part in $(cat /workspace/parts); do
+  cp /workspace/evil.tar $directory/part-$part
+done
 cat /workspace/answer
 """
 
@@ -55,11 +57,12 @@ def packed(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     return out.getvalue()
 
 
-def lie(peer: Peer, emulator: Emulator, archive: bytes, **answer: Any) -> None:
-    """The next fetch gets `archive` and is told `answer`, or its `raw` text, about it."""
-    told = {"kind": "directory", "sizes": [len(archive)], "drop": [], "skipped": [], "skipped_more": 0, **answer}
+def lie(peer: Peer, emulator: Emulator, archive: bytes, *, parts: int = 1, **answer: Any) -> None:
+    """The next fetch gets `archive`, in each of its parts, and is told `answer`, or its `raw` text, about it."""
+    told = {"kind": "directory", "sizes": [len(archive)] * parts, "drop": [], "skipped": [], "skipped_more": 0, **answer}
     peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
     (workspace(emulator) / "evil.tar").write_bytes(archive)
+    (workspace(emulator) / "parts").write_text(" ".join(f"{i:06}" for i in range(parts)))
     (workspace(emulator) / "answer").write_text(told["raw"] if "raw" in told else json.dumps(told))
     _install(peer, "/usr/local/bin/python3", LIAR)
 

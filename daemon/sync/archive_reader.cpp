@@ -1,6 +1,7 @@
 #include "sync/archive_reader.hpp"
 
 #include "base/error.hpp"
+#include "sync/archive_input.hpp"
 #include "sync/path.hpp"
 #include "sync/spool.hpp"
 #include "sys/system_error.hpp"
@@ -27,58 +28,14 @@ constexpr std::size_t most_named = 1000; // left-out members that are remembered
     throw rpc_error(error_name::sync_failed, "what the sandbox sent " + how);
 }
 
-struct read_free {
-    void operator()(::archive* what) const { ::archive_read_free(what); }
-};
 struct write_free {
     void operator()(::archive* what) const { ::archive_write_free(what); }
 };
 struct entry_free {
     void operator()(::archive_entry* what) const { ::archive_entry_free(what); }
 };
-using read_handle = std::unique_ptr<::archive, read_free>;
 using write_handle = std::unique_ptr<::archive, write_free>;
 using entry_handle = std::unique_ptr<::archive_entry, entry_free>;
-
-// The parts as libarchive reads them: one stream.
-struct input {
-    explicit input(part_feed& from) : feed(from), buffer(piece) {}
-
-    part_feed& feed;
-    sys::unique_fd current;
-    off_t position = 0;
-    std::vector<char> buffer;
-    std::exception_ptr trouble;
-
-    la_ssize_t read(const void** bytes) {
-        for (;;) {
-            if (!current) {
-                current = feed.take();
-                position = 0;
-                if (!current) return 0;
-            }
-            const ssize_t got = ::pread(current.get(), buffer.data(), buffer.size(), position);
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) sys::throw_errno("cannot read a temporary file");
-            if (got == 0) {
-                current.reset();
-                continue;
-            }
-            position += got;
-            *bytes = buffer.data();
-            return got;
-        }
-    }
-    static la_ssize_t callback(::archive*, void* self, const void** bytes) {
-        auto& here = *static_cast<input*>(self);
-        try {
-            return here.read(bytes);
-        } catch (...) { // not through a C library
-            here.trouble = std::current_exception();
-            return -1;
-        }
-    }
-};
 
 // Where members go.
 class sink {
@@ -204,37 +161,36 @@ class reader {
 public:
     reader(part_feed& feed, const archive_rules& rules, sink& into)
         : rules_(rules), sink_(into), input_(feed), archive_(::archive_read_new()) {
-        ::archive_read_support_filter_gzip(archive_.get());
         ::archive_read_support_format_tar(archive_.get());
         ::archive_read_set_options(archive_.get(), "hdrcharset=BINARY");
     }
 
     // `leaf`: what the prefix is called in the sink; empty: as it is.
     archive_taken run(const std::string& leaf) {
-        check(::archive_read_open(archive_.get(), &input_, nullptr, input::callback, nullptr));
+        check(input_.feed_into(archive_.get()));
         ::archive_entry* entry = nullptr;
-        for (std::size_t i = 0;; ++i) {
+        std::uint64_t members = 0;
+        for (;; ++members) {
+            input_.expect_header(true);
             const int code = ::archive_read_next_header(archive_.get(), &entry);
             if (code == ARCHIVE_EOF) break;
             check(code);
-            if (!rules_.drop.contains(i)) take(entry, leaf); // the drop was named already
+            input_.expect_header(false);
+            if (members == rules_.members) broken("has more members than it said");
+            if (!rules_.drop.contains(members)) take(entry, leaf); // the drop was named already
+            // Else it would be done while the next header is read.
+            check(::archive_read_data_skip(archive_.get()));
         }
+        if (members != rules_.members) broken("has fewer members than it said");
         sink_.finish();
-        drain();
+        input_.drain();
         return std::move(taken_);
     }
 
 private:
-    void check(la_ssize_t code) const {
-        if (input_.trouble) std::rethrow_exception(input_.trouble);
+    void check(int code) const {
+        input_.rethrow_trouble();
         if (code < ARCHIVE_WARN) broken("is no proper archive");
-    }
-
-    // Whatever follows the archive's end is still to be fetched before the transfer is over.
-    void drain() {
-        const void* bytes = nullptr;
-        while (input_.read(&bytes) > 0) {
-        }
     }
 
     void skip(const std::string& name, skip_reason reason, std::string text) {
@@ -334,8 +290,8 @@ private:
 
     const archive_rules& rules_;
     sink& sink_;
-    input input_;
-    read_handle archive_;
+    archive_input input_;
+    archive_read_handle archive_;
     archive_taken taken_;
 };
 

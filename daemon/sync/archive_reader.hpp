@@ -3,7 +3,7 @@
 // Blocking, on a thread of its own (unpack_archive changes that thread's working directory); the
 // parts come through a part_feed while they are being fetched. What is taken over: regular files,
 // directories, and links that stay inside, all called as was asked for, with plain permission bits,
-// and no more bytes than were announced. Everything else is left out and named.
+// and no more members and bytes than were announced. Everything else is left out and named.
 #pragma once
 
 #include "sync/part_feed.hpp"
@@ -20,6 +20,7 @@ namespace sandboxd::sync {
 struct archive_rules {
     std::string prefix;          // what was asked for, as in "workspace/a"
     std::set<std::size_t> drop;  // members that are torn
+    std::uint64_t members = 0;   // as announced, the torn ones included
     std::uint64_t max_bytes = 0; // of content, holes included
 };
 
@@ -30,7 +31,7 @@ struct archive_taken {
 };
 
 // Both throw std::system_error for the host's own troubles, and rpc_error sync_failed for an
-// archive that is broken or larger than announced.
+// archive that is broken or other than announced.
 //
 // Into a directory (its real path), which is empty and nobody else's: the member called `prefix`
 // becomes its entry `leaf`.

@@ -52,6 +52,8 @@ public:
             throw rpc_error(error_name::sandbox_not_found,
                             "there is no sandbox for " + describe(request_.key));
         }
+        const key_lock turn = co_await key_lock::take_to_fetch(*shop_, request_.key);
+        check_not_stopping();
         for (bool last = false;; last = true) {
             sandbox::lease held = co_await hold();
             auto lease = std::make_shared<sandbox::lease>(std::move(held));
@@ -77,6 +79,10 @@ private:
 
     void tell(std::string_view phase, std::uint64_t done, std::optional<std::uint64_t> total) {
         if (who_.on_transfer) who_.on_transfer({phase, done, total});
+    }
+
+    void check_not_stopping() const {
+        if (shop_->stopping) throw rpc_error(error_name::shutting_down, "the daemon is stopping");
     }
 
     asio::awaitable<fetch_result> fetch(std::shared_ptr<sandbox::lease> lease, fs::path target) {
@@ -125,11 +131,16 @@ private:
         std::uint64_t parts = 0;
         for (const std::uint64_t size : packed.sizes)
             parts += size;
+        const std::string there = " free in " + target.parent_path().string();
         if (std::min(parts, packed.bytes) + room_to_spare > available) {
-            throw rpc_error(error_name::no_space, "there are " + std::to_string(packed.bytes) +
-                                                      " bytes to fetch, and " +
-                                                      std::to_string(available) + " free in " +
-                                                      target.parent_path().string());
+            throw_no_space_here("there are " + std::to_string(packed.bytes) +
+                                " bytes to fetch, and " + std::to_string(available) + there);
+        }
+        // Some file systems make them as they are needed, and tell of none.
+        if (!request_.as_tar && status.f_files != 0 && packed.members > status.f_favail) {
+            throw_no_space_here("there are " + std::to_string(packed.members) +
+                                " files and directories to fetch, and " +
+                                std::to_string(status.f_favail) + " inodes" + there);
         }
     }
 
@@ -149,6 +160,7 @@ private:
         archive_rules rules;
         rules.prefix = request_.remote.substr(1);
         rules.drop = {packed.drop.begin(), packed.drop.end()};
+        rules.members = packed.members;
         rules.max_bytes = packed.bytes;
         archive_taken taken;
         std::exception_ptr trouble;
@@ -164,7 +176,7 @@ private:
         const auto read_all = [&]() -> asio::awaitable<void> {
             const ending whatever_happens{feed};
             try {
-                taken = co_await shop_->elsewhere([&] { return read(*feed, rules, stage); });
+                taken = co_await shop_->on_its_own([&] { return read(*feed, rules, stage); });
             } catch (...) {
                 if (!trouble) trouble = std::current_exception();
             }
@@ -175,7 +187,7 @@ private:
         co_return taken;
     }
 
-    // On another thread.
+    // On a thread of its own.
     archive_taken read(part_feed& feed, const archive_rules& rules, const fs::path& stage) const {
         if (!request_.as_tar) return unpack_archive(feed, rules, stage.string(), "arrived");
         const fs::path file = stage / "arrived";
@@ -195,10 +207,9 @@ private:
         for (std::size_t i = 0; i < packed.sizes.size(); ++i) {
             while (!feed.wants_more() && !shop_->stopping)
                 co_await taken_->wait();
-            if (shop_->stopping) {
-                throw rpc_error(error_name::shutting_down, "the daemon is stopping");
-            }
-            sys::unique_fd spool = open_spool(shop_->state);
+            check_not_stopping();
+            if (feed.ended()) co_return; // what the reader says of it is the answer
+            sys::unique_fd spool = open_spool(shop_->state, packed.sizes[i]);
             const auto begun = std::chrono::steady_clock::now();
             co_await fetch_part(there, i, spool.get(), packed.sizes[i], total);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
@@ -252,6 +263,8 @@ private:
             throw rpc_error(error_name::in_the_way, target.string() + ": " + left.front().text);
         }
         for (const not_moved& each : left) {
+            result.files -= std::min(result.files, each.files);
+            result.bytes -= std::min(result.bytes, each.bytes);
             result.skipped.push_back({(target / each.path).string(),
                                       request_.remote + "/" + each.path, skip_reason::in_the_way,
                                       each.text});

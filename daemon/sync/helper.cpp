@@ -196,23 +196,24 @@ std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t 
     pack_answer out;
     const json::value* kind = answer.if_contains("kind");
     const auto bytes = number_of(answer, "bytes");
+    const auto members = number_of(answer, "members");
     const auto more = number_of(answer, "skipped_more");
     const json::array* sizes = list_of(answer, "sizes");
     const json::array* skipped = list_of(answer, "skipped");
-    if (kind == nullptr || !bytes || !more || sizes == nullptr || skipped == nullptr ||
+    if (kind == nullptr || !bytes || !members || !more || sizes == nullptr || skipped == nullptr ||
         sizes->empty() || sizes->size() > most_parts) {
         return std::nullopt;
     }
     out.directory = *kind == "directory";
     out.bytes = *bytes;
+    out.members = *members;
     out.skipped_more = *more;
     for (const json::value& each : *sizes) {
         const auto size = number_from(&each);
         if (!size || *size == 0 || *size > part_bytes) return std::nullopt;
         out.sizes.push_back(*size);
     }
-    constexpr std::size_t most_members = 10'000'000;
-    if (!take_indices(answer, "drop", most_members, out.drop)) return std::nullopt;
+    if (!take_indices(answer, "drop", out.members, out.drop)) return std::nullopt;
     for (const json::value& each : *skipped) {
         const json::array* fields = each.if_array();
         if (fields == nullptr || fields->size() != 3 || !fields->at(0).is_string()) {

@@ -17,6 +17,7 @@ MARKER = b".deepinfra-sandboxd-sync"
 PIECE = 1 << 20
 BLOCK = 512
 NAMED = 100  # failures told with their text
+STRETCHES = 1000  # of one sparse file that is packed; the host takes no map that is much longer
 
 
 class Refused(Exception):
@@ -442,21 +443,30 @@ def ustar(name, kind, size, mode, mtime, link):
     return head[:148] + b"%06o\0 " % sum(head) + head[156:]
 
 
-def stretches_of(fd, status):
-    """Where a sparse file has data; None for an ordinary one."""
-    if status.st_blocks * 512 >= status.st_size:
-        return None
+def stretches_of(fd, size):
+    """Where the first `size` bytes of a file have data."""
     found, at = [], 0
-    while at < status.st_size:
+    while at < size:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)
         except OSError as problem:
             if problem.errno == errno.ENXIO:
                 break
-            return None
-        at = os.lseek(fd, start, os.SEEK_HOLE)
+            return [(0, size)]
+        if start >= size:
+            break  # it has grown since
+        at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
         found.append((start, at - start))
     return found
+
+
+def in_fewer(stretches):
+    """No more than the host takes of one file: the smallest holes are filled."""
+    def hole(i):
+        return stretches[i][0] - sum(stretches[i - 1])
+    widest = sorted(sorted(range(1, len(stretches)), key=hole, reverse=True)[:STRETCHES - 1])
+    starts, ends = [0] + widest, widest + [len(stretches)]
+    return [(stretches[i][0], sum(stretches[j - 1]) - stretches[i][0]) for i, j in zip(starts, ends)] if stretches else []
 
 
 def state(fd):
@@ -464,54 +474,104 @@ def state(fd):
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def small_content(fd, status):
-    """The content of a small file that was not changed meanwhile; None if it always was, or is not small."""
-    for _ in range(3):
-        before = state(fd)
-        if before[0] > PIECE or status.st_blocks * 512 < before[0]:
-            return None
-        data = os.pread(fd, before[0] + 1, 0)
-        if len(data) == before[0] and state(fd) == before:
-            return data
-    return None
+class Source:
+    """A file as it is packed: what its header promises, whatever becomes of it, is written."""
 
+    def __init__(self, path, name):
+        self.fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            self.look(name)
+        except BaseException:
+            self.close()
+            raise
 
-def pack_file(out, path, name):
-    """False: it changed while it was read, so that what was written is none of its states."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
+    def look(self, name):
+        status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "")
-        content = small_content(fd, status)
-        if content is not None:
-            out.write(header(name, b"0", len(content), status) + content + b"\0" * padding(len(content)))
-            return True
-        before = state(fd)
-        stretches = stretches_of(fd, status)
-        if stretches is None:
-            stretches = [(0, status.st_size)]
-            total = status.st_size
-            out.write(header(name, b"0", total, status))
-        else:
-            table = b"".join(b"%d\n%d\n" % each for each in stretches)
-            table = b"%d\n" % len(stretches) + table
-            table += b"\0" * padding(len(table))
-            total = len(table) + sum(length for _, length in stretches)
-            out.write(header(b"GNUSparseFile.0/x", b"0", total, status, more=(
-                (b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.name", name),
-                (b"GNU.sparse.realsize", b"%d" % status.st_size))))
-            out.write(table)
-        for offset, length in stretches:
-            os.lseek(fd, offset, os.SEEK_SET)
+        self.content = self.small_content(status)
+        self.size = status.st_size if self.content is None else len(self.content)
+        self.before = state(self.fd)
+        self.sparse = self.content is None and status.st_blocks * 512 < self.size
+        if not self.sparse:
+            self.stretches = [(0, self.size)]
+            self.head = header(name, b"0", self.size, status)
+            self.total = self.size
+            return
+        self.stretches = in_fewer(stretches_of(self.fd, self.size))
+        table = b"%d\n" % len(self.stretches) + b"".join(b"%d\n%d\n" % each for each in self.stretches)
+        table += b"\0" * padding(len(table))
+        self.total = len(table) + sum(length for _, length in self.stretches)
+        self.head = header(b"GNUSparseFile.0/x", b"0", self.total, status, more=(
+            (b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.name", name),
+            (b"GNU.sparse.realsize", b"%d" % self.size))) + table
+
+    def small_content(self, status):
+        """All of a small file that was not changed meanwhile; None if it always was, or is not small."""
+        for _ in range(3):
+            before = state(self.fd)
+            if before[0] > PIECE or status.st_blocks * 512 < before[0]:
+                return None
+            data = os.pread(self.fd, before[0] + 1, 0)
+            if len(data) == before[0] and state(self.fd) == before:
+                return data
+        return None
+
+    def pieces(self):
+        for offset, length in self.stretches:
             while length:
-                data = os.read(fd, min(length, PIECE)) or b"\0" * min(length, PIECE)
-                out.write(data)
+                data = os.pread(self.fd, min(length, PIECE), offset)
+                if not data:
+                    return  # it is shorter now
+                yield data
+                offset += len(data)
                 length -= len(data)
-        out.write(b"\0" * padding(total))
-        return state(fd) == before
-    finally:
-        os.close(fd)
+
+    def copy(self, out):
+        """None, or why what was written is none of the file's states: the host drops it then."""
+        if self.content is not None:
+            out.write(self.content + b"\0" * padding(self.size))
+            return None
+        trouble = None
+        left, check = sum(length for _, length in self.stretches), 0
+        pieces = self.pieces()
+        while left:
+            try:
+                data = next(pieces, None)
+            except OSError as problem:
+                trouble, data = ("unreadable", why(problem)), None
+            if data is None:
+                break
+            out.write(data)
+            left -= len(data)
+            check = zlib.crc32(data, check)
+        missing = left
+        while left:
+            out.write(b"\0" * min(left, PIECE))
+            left -= min(left, PIECE)
+        out.write(b"\0" * padding(self.total))
+        if trouble is None and (missing or not self.stands(check)):
+            trouble = ("changing", "it changed while it was read")
+        return trouble
+
+    def stands(self, check):
+        """Whether the file is, or at least begins with, what was read: one that is appended to always has changed since."""
+        if state(self.fd) == self.before:
+            return True
+        if os.fstat(self.fd).st_size < self.size:
+            return False
+        try:
+            if self.sparse and in_fewer(stretches_of(self.fd, self.size)) != self.stretches:
+                return False
+            again = 0
+            for data in self.pieces():
+                again = zlib.crc32(data, again)
+            return again == check
+        except OSError:
+            return False
+
+    def close(self):
+        os.close(self.fd)
 
 
 def pack(asked):
@@ -519,6 +579,14 @@ def pack(asked):
     before = operation.begin()
     if before is not None:
         return before
+    try:
+        return operation.finish(pack_into(operation.directory, asked), keep=True)
+    except BaseException:
+        remove(operation.directory)  # what is left of it would keep a full disk full
+        raise
+
+
+def pack_into(directory, asked):
     remote = raw(asked["remote"])
     root = os.path.realpath(remote)
     if not below(root, os.path.realpath(WORKSPACE)) or below(root, os.path.realpath(HOME)):
@@ -531,41 +599,54 @@ def pack(asked):
         raise Refused("unreadable: " + skipped[0][2] if skipped else "missing")
     content = sum(status.st_size for _, _, status in found if stat.S_ISREG(status.st_mode))
     stored = sum(min(status.st_size, status.st_blocks * 512) for _, _, status in found if stat.S_ISREG(status.st_mode))
-    if asked["max_bytes"] is not None and content > asked["max_bytes"]:
+    most = asked["max_bytes"]
+    if most is not None and content > most:
         raise Refused("too_large: %d" % content)
     space = os.statvfs(SYNC)
     if stored + 1536 * len(found) > space.f_bavail * space.f_frsize:
         raise Refused("no_space: %d" % stored)
-    out = PartWriter(operation.directory, asked["part_bytes"], asked["compress"])
-    changed, members_written = [], 0
+    out = PartWriter(directory, asked["part_bytes"], asked["compress"])
+    torn, members_written, content = [], 0, 0
     for path, name, status in found:
         kind = stat.S_IFMT(status.st_mode)
+        file = None
         try:
             if kind == stat.S_IFDIR:
-                out.write(header(name + b"/", b"5", 0, status))
+                head = header(name + b"/", b"5", 0, status)
             elif kind == stat.S_IFLNK:
-                out.write(header(name, b"2", 0, status, os.readlink(path)))
-            elif not pack_file(out, path, name):
-                changed.append(members_written)
-                skipped.append((name, "changing", "it changed while it was read"))
+                head = header(name, b"2", 0, status, os.readlink(path))
+            else:
+                file = Source(path, name)
+                head = file.head
         except FileNotFoundError:
             continue  # gone since: as if it had never been
         except OSError as problem:
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
             skipped.append((name, "unreadable", why(problem)))
             continue
+        if file is not None:
+            content += file.size
+            if most is not None and content > most:
+                raise Refused("too_large: %d" % content)  # it has grown since
+        out.write(head)
+        trouble = None
+        if file is not None:
+            trouble = file.copy(out)
+            file.close()
+        if trouble is not None:
+            torn.append(members_written)
+            skipped.append((name,) + trouble)
         members_written += 1
     out.write(b"\0" * 1024)
     out.close()
-    return operation.finish({
+    return {
         "kind": "directory" if stat.S_ISDIR(found[0][2].st_mode) else "file",
         "bytes": content,
+        "members": members_written,
         "sizes": out.sizes,
-        "drop": changed,
+        "drop": torn,
         "skipped": [[plain(b"/" + name), reason, text] for name, reason, text in skipped[:NAMED]],
         "skipped_more": max(0, len(skipped) - NAMED),
-    }, keep=True)
+    }
 
 
 def drop(asked):

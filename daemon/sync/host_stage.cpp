@@ -41,26 +41,44 @@ public:
     std::vector<not_moved> troubles;
 
     void move(const fs::path& from, const fs::path& to, const std::string& shown) {
-        if (::rename(from.c_str(), to.c_str()) == 0) return;
-        const int error = errno;
         struct stat source {};
+        if (::lstat(from.c_str(), &source) != 0) {
+            leave(from, shown, std::generic_category().message(errno));
+            return;
+        }
+        const bool directory = S_ISDIR(source.st_mode);
+        // Whoever is not root may not even move one that forbids writing.
+        if (directory) open_up(from, source.st_mode);
+        if (::rename(from.c_str(), to.c_str()) == 0) {
+            if (directory) close(to, source.st_mode);
+            return;
+        }
+        const int error = errno;
         struct stat target {};
-        const bool both = ::lstat(from.c_str(), &source) == 0 && ::lstat(to.c_str(), &target) == 0;
-        if (both && S_ISDIR(source.st_mode) && S_ISDIR(target.st_mode)) {
-            merge(from, to, shown, source.st_mode);
-        } else if (both && S_ISDIR(target.st_mode)) {
-            troubles.push_back({shown, "there is a directory of that name"});
-        } else if (both && S_ISDIR(source.st_mode)) {
-            troubles.push_back({shown, "there is something of that name that is no directory"});
+        const bool there = ::lstat(to.c_str(), &target) == 0;
+        if (there && directory && S_ISDIR(target.st_mode)) {
+            open_up(to, target.st_mode);
+            merge(from, to, shown);
+            close(to, source.st_mode);
+        } else if (there && S_ISDIR(target.st_mode)) {
+            leave(from, shown, "there is a directory of that name");
+        } else if (there && directory) {
+            leave(from, shown, "there is something of that name that is no directory");
         } else {
-            troubles.push_back({shown, std::generic_category().message(error)});
+            leave(from, shown, std::generic_category().message(error));
         }
     }
 
 private:
-    void merge(const fs::path& from, const fs::path& to, const std::string& shown, mode_t mode) {
-        // Only the moving itself is to find both of them open.
-        ::chmod(from.c_str(), 0700);
+    // Modes that cannot be set show in what cannot be moved then.
+    static void open_up(const fs::path& directory, mode_t mode) {
+        if ((mode & S_IRWXU) != S_IRWXU) ::chmod(directory.c_str(), (mode & 07777) | S_IRWXU);
+    }
+    static void close(const fs::path& directory, mode_t mode) {
+        ::chmod(directory.c_str(), mode & 0777);
+    }
+
+    void merge(const fs::path& from, const fs::path& to, const std::string& shown) {
         std::error_code error;
         std::vector<fs::path> names;
         for (const fs::directory_entry& each : fs::directory_iterator(from, error))
@@ -68,7 +86,25 @@ private:
         for (const fs::path& name : names)
             move(from / name, to / name,
                  shown.empty() ? name.string() : shown + "/" + name.string());
-        ::chmod(to.c_str(), mode & 0777);
+    }
+
+    void leave(const fs::path& from, const std::string& shown, std::string why) {
+        not_moved left{shown, std::move(why)};
+        count(from, left);
+        troubles.push_back(std::move(left));
+    }
+    static void count(const fs::path& at, not_moved& into) {
+        struct stat status {};
+        if (::lstat(at.c_str(), &status) != 0) return;
+        if (!S_ISDIR(status.st_mode)) {
+            ++into.files;
+            if (S_ISREG(status.st_mode)) into.bytes += static_cast<std::uint64_t>(status.st_size);
+            return;
+        }
+        open_up(at, status.st_mode); // it is in the stage, and goes with it
+        std::error_code error;
+        for (const fs::directory_entry& each : fs::directory_iterator(at, error))
+            count(each.path(), into);
     }
 };
 

@@ -5,6 +5,7 @@
 // a daemon that was killed as well: the next one sweeps. Errors are std::system_error.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -31,11 +32,14 @@ private:
 void sweep_stages(const std::filesystem::path& notes);
 
 // Moves a file, link or tree `from` to `to`, both on one file system. What is there is replaced
-// file by file, and directories are merged; links there are not followed. Answers what could not be
-// moved, by its path below `to`.
+// file by file, and directories are merged; links there are not followed. Directories that forbid
+// writing, here or there, are no obstacle as long as they are this user's; they get the mode of
+// what was moved. Answers what could not be moved, by its path below `to`.
 struct not_moved {
     std::string path;
     std::string text;
+    std::uint64_t files = 0; // and links, at it and below it
+    std::uint64_t bytes = 0; // of their content
 };
 std::vector<not_moved> move_into_place(const std::filesystem::path& from,
                                        const std::filesystem::path& to);

@@ -29,6 +29,11 @@ bool part_feed::wants_more() const {
     return waiting_.size() < 2 || ended_;
 }
 
+bool part_feed::ended() const {
+    const std::lock_guard lock(mutex_);
+    return ended_;
+}
+
 sys::unique_fd part_feed::take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !waiting_.empty() || finished_ || abandoned_; });

@@ -19,7 +19,8 @@ public:
     void push(sys::unique_fd part); // any thread; does not wait
     void finish();                  // no more will come
     void abandon();                 // ... and what came is not wanted: the reader fails
-    bool wants_more() const;        // fewer than two wait, and the reader has not ended
+    bool wants_more() const;        // fewer than two wait, or the reader has ended
+    bool ended() const;             // the reader has: before finish() only because it failed
     // Called on the reading thread whenever wants_more() may have changed.
     std::function<void()> on_taken;
 

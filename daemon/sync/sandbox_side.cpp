@@ -73,7 +73,10 @@ void sandbox_side::fail(const cloud::failure& failure, std::string_view doing) c
 void sandbox_side::fail(const helper_error& error) const {
     const std::string& detail = error.text.empty() ? error.name : error.text;
     if (error.name == "no_space") {
-        fail({error_name::no_space, "the sandbox's disk is full (" + detail + ")"});
+        fail(
+            {error_name::no_space, "the sandbox's disk is full (" + detail + ")",
+             "make room in the sandbox (this shows what takes it: "
+             "deepinfra-sandboxd exec -- du -sh /workspace), or choose a plan with a larger disk"});
     }
     if (error.name == "too_large") {
         fail({error_name::too_large,

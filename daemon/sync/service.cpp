@@ -23,6 +23,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::milliseconds news_every{250};
+constexpr int fetches_at_once = 4; // of one key
 
 std::string marker_of(const std::string& root) {
     return root + "/" + std::string(marker_name);
@@ -81,14 +82,27 @@ std::vector<std::string> workshop::live_in(const std::string& sandbox_id) const 
     return {found->second.begin(), found->second.end()};
 }
 
-asio::awaitable<key_lock> key_lock::take(workshop& shop, core::sandbox_key key) {
-    std::shared_ptr<workshop::lock_state>& slot = shop.locks[key];
-    if (!slot) slot = std::make_shared<workshop::lock_state>(shop.executor);
+namespace {
+
+asio::awaitable<key_lock> wait_for(workshop::lock_map& locks, asio::any_io_executor executor,
+                                   core::sandbox_key key, int at_once) {
+    std::shared_ptr<workshop::lock_state>& slot = locks[key];
+    if (!slot) slot = std::make_shared<workshop::lock_state>(std::move(executor));
     const std::shared_ptr<workshop::lock_state> mine = slot;
-    while (mine->taken)
+    while (mine->taken == at_once)
         co_await mine->changed.wait();
-    mine->taken = true;
+    ++mine->taken;
     co_return key_lock(mine);
+}
+
+} // namespace
+
+asio::awaitable<key_lock> key_lock::take(workshop& shop, core::sandbox_key key) {
+    return wait_for(shop.locks, shop.executor, std::move(key), 1);
+}
+
+asio::awaitable<key_lock> key_lock::take_to_fetch(workshop& shop, core::sandbox_key key) {
+    return wait_for(shop.fetches, shop.executor, std::move(key), fetches_at_once);
 }
 
 operation_name::operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id)
@@ -111,13 +125,20 @@ asio::awaitable<void> keep_telling(asio::steady_timer& tick, const bool& done,
     }
 }
 
+void throw_no_space_here(const std::string& text) {
+    throw rpc_error(error_name::no_space, text,
+                    "make room on this machine; df shows how full the disk of each directory is");
+}
+
 void throw_host_trouble(const std::system_error& problem, std::string_view doing) {
     const int error = problem.code().value();
     if (error == ECANCELED) {
         throw rpc_error(error_name::shutting_down, "the daemon is stopping");
     }
     const std::string text = "while " + std::string(doing) + ": " + problem.what();
-    if (error == ENOSPC || error == EDQUOT) throw rpc_error(error_name::no_space, text);
+    if (error == ENOSPC || error == EDQUOT) {
+        throw_no_space_here("a disk of this machine is full, " + text);
+    }
     throw rpc_error(error_name::host_file, text);
 }
 
@@ -128,6 +149,8 @@ service::service(asio::any_io_executor executor, sandbox::manager& manager,
 service::~service() {
     stop();
     if (shop_->pool) shop_->pool->join();
+    for (asio::thread_pool& each : shop_->apart)
+        each.join();
 }
 
 void service::sweep(const std::vector<core::sandbox_record>& records) {

@@ -11,7 +11,9 @@
 
 namespace sandboxd::sync {
 
-sys::unique_fd open_spool(const std::filesystem::path& directory) {
+namespace {
+
+sys::unique_fd open_nameless(const std::filesystem::path& directory) {
     sys::unique_fd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
     if (fd) return fd;
     if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) {
@@ -22,6 +24,18 @@ sys::unique_fd open_spool(const std::filesystem::path& directory) {
     fd.reset(::mkostemp(name.data(), O_CLOEXEC));
     if (!fd) sys::throw_errno("cannot make a temporary file in " + directory.string());
     ::unlink(name.c_str());
+    return fd;
+}
+
+} // namespace
+
+sys::unique_fd open_spool(const std::filesystem::path& directory, std::uint64_t size) {
+    sys::unique_fd fd = open_nameless(directory);
+    // Its length stays: whoever reads goes by it.
+    if (size > 0 && ::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) != 0 &&
+        (errno == ENOSPC || errno == EDQUOT)) {
+        sys::throw_errno("cannot make room for a temporary file in " + directory.string());
+    }
     return fd;
 }
 

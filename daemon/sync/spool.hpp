@@ -4,13 +4,15 @@
 
 #include "sys/fd.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 
 namespace sandboxd::sync {
 
-// Open for reading and writing; its file is gone when the descriptor is. Throws std::system_error.
-sys::unique_fd open_spool(const std::filesystem::path& directory);
+// Open for reading and writing; its file is gone when the descriptor is. Throws std::system_error,
+// also where there is no room for `size` bytes, as far as the file system can tell beforehand.
+sys::unique_fd open_spool(const std::filesystem::path& directory, std::uint64_t size = 0);
 
 // All of `bytes` at the end of what `fd` has; throws std::system_error.
 void append(int fd, std::string_view bytes);

@@ -26,6 +26,7 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -51,6 +52,7 @@ struct workshop {
 
     std::atomic<bool> stopping = false;
     std::optional<boost::asio::thread_pool> pool; // once it is needed
+    std::list<boost::asio::thread_pool> apart;    // threads for one task each
     std::set<std::weak_ptr<part_feed>, std::owner_less<>> feeds;
 
     // Operations under way, by the sandbox they are for: what others have left there is swept.
@@ -63,23 +65,25 @@ struct workshop {
 
     struct lock_state {
         explicit lock_state(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
-        bool taken = false;
+        int taken = 0; // how often
         condition changed;
     };
-    std::map<core::sandbox_key, std::shared_ptr<lock_state>> locks;
+    using lock_map = std::map<core::sandbox_key, std::shared_ptr<lock_state>>;
+    lock_map locks;
+    lock_map fetches;
 
     // Runs `what` on another thread. Its exception comes out. It cannot be cancelled: what it works
-    // with is the caller's.
+    // with is the caller's. For what only the machine itself can delay.
     template <class F>
     boost::asio::awaitable<std::invoke_result_t<F>> elsewhere(F what) {
         if (!pool) pool.emplace(4);
-        const auto run = [&what]() -> boost::asio::awaitable<std::invoke_result_t<F>> {
-            co_return what();
-        };
-        co_return co_await boost::asio::co_spawn(
-            *pool, run,
-            boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
-                                                boost::asio::use_awaitable));
+        co_return co_await run_on(*pool, what);
+    }
+    // ... on a thread that is nobody else's and ends with it: for what may wait for a sandbox.
+    template <class F>
+    boost::asio::awaitable<std::invoke_result_t<F>> on_its_own(F what) {
+        const own_thread mine(apart);
+        co_return co_await run_on(*mine.thread, what);
     }
 
     // The record of the key's sandbox, if there is one of this account.
@@ -89,18 +93,42 @@ struct workshop {
     boost::asio::awaitable<manifest> load(std::string sandbox_id);
     boost::asio::awaitable<void> save(std::string sandbox_id, const manifest& what);
     std::vector<std::string> live_in(const std::string& sandbox_id) const;
+
+private:
+    struct own_thread {
+        std::list<boost::asio::thread_pool>& of;
+        std::list<boost::asio::thread_pool>::iterator thread;
+        explicit own_thread(std::list<boost::asio::thread_pool>& all)
+            : of(all), thread(all.emplace(all.end(), 1)) {}
+        own_thread(const own_thread&) = delete;
+        own_thread& operator=(const own_thread&) = delete;
+        ~own_thread() { of.erase(thread); }
+    };
+    template <class F>
+    static boost::asio::awaitable<std::invoke_result_t<F>> run_on(boost::asio::thread_pool& threads,
+                                                                  F& what) {
+        const auto run = [&what]() -> boost::asio::awaitable<std::invoke_result_t<F>> {
+            co_return what();
+        };
+        co_return co_await boost::asio::co_spawn(
+            threads, run,
+            boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
+                                                boost::asio::use_awaitable));
+    }
 };
 
-// The right to change files of one key.
+// The right to change files of one key; or to fetch some, which a few may do at a time: each has a
+// thread, and what it has packed takes room in the sandbox.
 class key_lock {
 public:
     static boost::asio::awaitable<key_lock> take(workshop& shop, core::sandbox_key key);
+    static boost::asio::awaitable<key_lock> take_to_fetch(workshop& shop, core::sandbox_key key);
     explicit key_lock(std::shared_ptr<workshop::lock_state> held) : held_(std::move(held)) {}
     key_lock(key_lock&&) noexcept = default;
     key_lock& operator=(key_lock&&) = delete;
     ~key_lock() {
         if (!held_) return;
-        held_->taken = false;
+        --held_->taken;
         held_->changed.notify_all();
     }
 
@@ -127,6 +155,8 @@ private:
 boost::asio::awaitable<void> keep_telling(boost::asio::steady_timer& tick, const bool& done,
                                           std::function<void()> tell);
 
+// no_space of this machine, not of a sandbox.
+[[noreturn]] void throw_no_space_here(const std::string& text);
 // errno of the host as an error for the client: `doing` completes "while ...".
 [[noreturn]] void throw_host_trouble(const std::system_error& problem, std::string_view doing);
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import pathlib
 import tarfile
@@ -13,6 +11,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator
+from support.inside import lie, member, packed
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure, b64
 from support.scenes import workspace
 from support.trees import describe, make_tree, without_marker
@@ -167,40 +166,6 @@ def test_delete_stays_below_workspace_and_makes_no_sandbox(peer: Peer, emulator:
     assert peer.sh("test -e /tmp/keep").returncode == 0
 
 
-# A sandbox whose python3 is somebody's own: it packs what it likes, and says about it what it likes.
-LIAR = """#!/bin/sh
-for verb; do
-  case $last in drop) echo '{}'; exit 0;; esac
-  last=$verb
-done
-op=$(printf %s "$last" | sed 's/.*"op":"\\([0-9a-f]*\\)".*/\\1/')
-directory=/workspace/.deepinfra-sandboxd/sync/$op
-mkdir -p $directory
-cp /workspace/evil.tar $directory/part-000000
-cat /workspace/answer
-"""
-
-
-def lie(peer: Peer, emulator: Emulator, members: list[tuple[tarfile.TarInfo, bytes]], **answer: Any) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for member, content in members:
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    told = {"kind": "directory", "bytes": sum(len(content) for _, content in members), "sizes": [len(packed.getvalue())], "drop": [],
-            "skipped": [], "skipped_more": 0, **answer}
-    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
-    (workspace(emulator) / "evil.tar").write_bytes(packed.getvalue())
-    (workspace(emulator) / "answer").write_text(told["raw"] if "raw" in told else json.dumps(told))
-    assert peer.run("sh", "-c", "cat > /usr/local/bin/python3; chmod +x /usr/local/bin/python3", stdin=LIAR).returncode == 0
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.mode = kind, link, mode
-    return made
-
-
 HOSTILE = [
     (member("/etc/evil"), b"absolute"),
     (member("workspace/d/../../../evil"), b"dots"),
@@ -220,8 +185,9 @@ HOSTILE = [
 def test_nothing_hostile_reaches_the_host(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
     target = tmp_path / "room" / "d"
     target.parent.mkdir()
-    lie(peer, emulator, [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"), *HOSTILE,
-                         (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/sub/through"), b"through a link")])
+    members = [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"), *HOSTILE,
+               (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/sub/through"), b"through a link")]
+    lie(peer, emulator, packed(members), members=len(members), bytes=sum(len(content) for _, content in members))
     before = set(os.listdir(tmp_path))
     got = call(peer, method, remote="d", host=str(target))
     assert {os.fsencode(each["remote"]) for each in got["skipped"] if each["reason"] == "refused"} == {
@@ -238,11 +204,11 @@ def test_nothing_hostile_reaches_the_host(peer: Peer, emulator: Emulator, tmp_pa
 
 
 @pytest.mark.parametrize("answer", [
-    {"bytes": 3}, {"sizes": [10]}, {"sizes": [1 << 40]}, {"sizes": []}, {"sizes": [512]}, {"sizes": ["x"]}, {"bytes": -1}, {"drop": [1.5]}, {"skipped": [1]},
+    {"bytes": 3}, {"members": 0}, {"members": 2}, {"members": None}, {"sizes": [10]}, {"sizes": [1 << 40]}, {"sizes": []}, {"sizes": [512]}, {"sizes": ["x"]}, {"bytes": -1}, {"drop": [1.5]}, {"skipped": [1]},
     {"raw": "no json"}, {"raw": "[]"}, {"raw": "{}"}, {"raw": '{"error": "\\u001b[31mred"}'}, {"raw": "x" * 5_000_000},
 ])
 def test_a_sandbox_that_contradicts_itself_is_an_error(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, answer: dict[str, Any]) -> None:
-    lie(peer, emulator, [(member("workspace/d"), b"four")], **answer)
+    lie(peer, emulator, packed([(member("workspace/d"), b"four")]), **{"members": 1, "bytes": 4, **answer})
     with pytest.raises(RpcFailure) as refused:
         get(peer, "d", tmp_path / "d")
     assert refused.value.name == "sync_failed" and "\x1b" not in refused.value.message

@@ -63,12 +63,16 @@ TEST_CASE("sync helper: numbers that do not fit what was asked are no answer") {
         CHECK(!parse_unpack(object(bad), 2, 1));
     }
     const std::string good =
-        R"({"kind":"file","bytes":5,"sizes":[100,20],"drop":[3],"skipped":[["/workspace/caf\u00e9","special","t"]],"skipped_more":0})";
+        R"({"kind":"file","bytes":5,"members":4,"sizes":[100,20],"drop":[3],"skipped":[["/workspace/caf\u00e9","special","t"]],"skipped_more":0})";
     const auto packed = parse_pack(object(good), 100);
     REQUIRE(packed);
     CHECK(packed->sizes == std::vector<std::uint64_t>{100, 20});
     CHECK(packed->skipped[0].remote == "/workspace/caf\xe9");
-    CHECK(!parse_pack(object(good), 99)); // a part that is larger than it may be
+    CHECK(packed->members == 4);
+    std::string fewer = good;
+    fewer.replace(fewer.find("\"members\":4"), 11, "\"members\":3");
+    CHECK(!parse_pack(object(fewer), 100)); // there is no fourth one to be dropped
+    CHECK(!parse_pack(object(good), 99));   // a part that is larger than it may be
     CHECK(!parse_delete(object(R"({"deleted":1,"missing":-1,"failed":[]})"), 2));
     CHECK(parse_delete(object(R"({"deleted":1,"missing":1,"failed":[]})"), 2)->deleted == 1);
 }

@@ -1,0 +1,73 @@
+"""Sandboxes whose python3 is somebody's own: it lies, or its system calls do."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import Any
+
+from support.emulator import Emulator
+from support.rpc import DEFAULT_KEY, Peer
+from support.scenes import workspace
+
+# Packs what it likes, and says about it what it likes.
+LIAR = """#!/bin/sh
+for verb; do
+  case $last in drop) echo '{}'; exit 0;; esac
+  last=$verb
+done
+op=$(printf %s "$last" | sed 's/.*"op":"\\([0-9a-f]*\\)".*/\\1/')
+directory=/workspace/.deepinfra-sandboxd/sync/$op
+mkdir -p $directory
+for part in $(cat /workspace/parts); do
+  cp /workspace/evil.tar $directory/part-$part
+done
+cat /workspace/answer
+"""
+
+# Called as `python3 -I -S -c PROGRAM VERB ARGUMENTS`.
+HOOKED = """#!/bin/sh
+shift 3
+exec /usr/bin/python3 -I -S /usr/local/lib/hooks.py "$@"
+"""
+RUN_IT = """
+import sys
+program = sys.argv.pop(1)
+exec(compile(program, "helper", "exec"), {"__name__": "__main__"})
+"""
+
+
+def _install(peer: Peer, path: str, text: str) -> None:
+    assert peer.run("sh", "-c", f"mkdir -p $(dirname {path}); cat > {path}; chmod +x {path}", stdin=text).returncode == 0
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, mode
+    return made
+
+
+def packed(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for each, content in members:
+            each.size = len(content)
+            archive.addfile(each, io.BytesIO(content))
+    return out.getvalue()
+
+
+def lie(peer: Peer, emulator: Emulator, archive: bytes, *, parts: int = 1, **answer: Any) -> None:
+    """The next fetch gets `archive`, in each of its parts, and is told `answer`, or its `raw` text, about it."""
+    told = {"kind": "directory", "sizes": [len(archive)] * parts, "drop": [], "skipped": [], "skipped_more": 0, **answer}
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    (workspace(emulator) / "evil.tar").write_bytes(archive)
+    (workspace(emulator) / "parts").write_text(" ".join(f"{i:06}" for i in range(parts)))
+    (workspace(emulator) / "answer").write_text(told["raw"] if "raw" in told else json.dumps(told))
+    _install(peer, "/usr/local/bin/python3", LIAR)
+
+
+def hook(peer: Peer, code: str) -> None:
+    """From now on the helper runs after `code`, which may replace functions of `os`."""
+    _install(peer, "/usr/local/lib/hooks.py", code + RUN_IT)
+    _install(peer, "/usr/local/bin/python3", HOOKED)

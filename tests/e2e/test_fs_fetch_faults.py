@@ -1,0 +1,297 @@
+"""Fetching when things go wrong: slow parts, full disks, killed daemons and clients, containers that forbid much."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.cli import running
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.memory import bounded
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import workspace
+from support.trees import describe, make_tree
+
+GET = {"method": "GET", "route": "/v1/sandboxes/{id}/fs/content"}
+LIMIT_S = 30.0  # for what takes a moment on a machine that is idle
+OTHER = {"profile": "default", "task": "other"}
+
+
+def get(peer: Peer, remote: str, host: pathlib.Path, method: str = "get", **more: Any) -> dict[str, Any]:
+    return peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": remote, "host": str(host), **more})
+
+
+def nothing_left(emulator: Emulator, daemon: Daemon, room: pathlib.Path) -> None:
+    """On neither side, but for answers that are kept for whoever might ask again."""
+    assert [name for name in os.listdir(room) if name.startswith(".")] == []
+    assert list((daemon.state_dir / "stages").iterdir()) == []
+    assert [name for name in os.listdir(daemon.state_dir) if "spool" in name] == []
+    sync = workspace(emulator) / ".deepinfra-sandboxd" / "sync"
+    wait_until(lambda: [name for name in os.listdir(sync) if not name.endswith(".done")] == [], "what was packed is gone", LIMIT_S)
+
+
+@pytest.fixture
+def peers(daemon: Daemon) -> Iterator[list[Peer]]:
+    made = [daemon.peer() for _ in range(7)]
+    yield made
+    for peer in made:
+        peer.close()
+
+
+def test_slow_fetches_of_one_key_stop_nobody_else(peers: list[Peer], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    *slow, other = peers
+    slow[0].sh("head -c 1000 /dev/urandom > /workspace/f")
+    source = tmp_path / "s"
+    source.write_text("x")
+    push = {"key": OTHER, "files": [{"host": str(source), "remote": "d/f"}]}
+    sandbox = other.call("fs.push", push)["sandbox_id"]
+    (theirs,) = (one["sandbox_id"] for one in emulator.sandboxes() if one["sandbox_id"] != sandbox)
+    emulator.fault({"stall_before": True}, times=0, sandbox_id=theirs, **GET)
+    for i, peer in enumerate(slow):
+        peer.send("fs.get", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / f"slow-{i}")})
+    wait_until(lambda: emulator.faults()[0]["used"] == 4, "as many as may be wait for a part")
+    source.write_text("yy")
+    assert other.call("fs.push", push)["sent"] == 1
+    assert other.call("fs.get", {"key": OTHER, "remote": "d/f", "host": str(tmp_path / "back")})["bytes"] == 2
+    assert emulator.faults()[0]["used"] == 4, "the others have waited for their turn"
+
+
+def test_no_thread_stays_where_it_has_worked(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("echo x > /workspace/f")
+    get(peer, "f", tmp_path / "f")
+    tasks = pathlib.Path(f"/proc/{daemon.pid}/task")
+    assert {os.readlink(task / "cwd") for task in tasks.iterdir()} == {os.readlink(f"/proc/{daemon.pid}/cwd")}
+
+
+# Makes unshare(2) fail in what it then becomes, as some containers do.
+WITHOUT_UNSHARE = """
+import ctypes, os, struct, sys
+number = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+rules = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(rules)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+assert libc.unshare(0x200) == -1 and ctypes.get_errno() == 1
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the number of the system call is not known")
+def test_where_unshare_is_forbidden(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = make_daemon(prefix=(sys.executable, "-c", WITHOUT_UNSHARE)).start()
+    room = tmp_path / "room"
+    room.mkdir()
+    make_tree(tmp_path / "tree", 5)
+    with daemon.peer() as peer:
+        peer.call("fs.put", {"key": DEFAULT_KEY, "host": str(tmp_path / "tree"), "remote": "tree"})
+        assert get(peer, "tree", room / "tree")["skipped"] == []
+        assert describe(room / "tree") == describe(tmp_path / "tree")
+        peer.sh("mkdir /workspace/d; cd /workspace/d; ln -s / out; ln -s sub in; mkdir sub; echo x > sub/f")
+        assert [each["remote"] for each in get(peer, "d", room / "d")["skipped"]] == ["/workspace/d/out"]
+        assert sorted(os.listdir(room / "d")) == ["in", "sub"]
+    nothing_left(emulator, daemon, room)
+    assert pathlib.Path.cwd() == pathlib.Path(os.readlink(f"/proc/{daemon.pid}/cwd"))
+
+
+@pytest.fixture
+def small_disk(make_daemon: Callable[..., Daemon], tmp_path: pathlib.Path) -> Callable[..., Daemon]:
+    """Starts a daemon for which a directory is a disk of its own, of a given size: no other process sees it so."""
+    able = os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    if not able:
+        pytest.skip("no mounts of our own may be made here")
+
+    def start(directory: pathlib.Path, size: str) -> Daemon:
+        directory.mkdir(parents=True, exist_ok=True)
+        mount = f'mount -t tmpfs -o size={size},mode=700 tmpfs "{directory}" && exec "$@"'
+        return make_daemon(prefix=("unshare", "-m", "sh", "-c", mount, "sh")).start()
+
+    return start
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_a_full_disk_here_is_known_before_anything_comes(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    daemon = small_disk(room, "20m")
+    with daemon.peer() as peer:
+        peer.sh("head -c 40000000 /dev/urandom > /workspace/f")
+        with pytest.raises(RpcFailure) as full:
+            get(peer, "f", room / "f", method)
+    assert full.value.name == "no_space" and str(room) in full.value.message
+    assert "this machine" in full.value.hint and "plan" not in full.value.hint
+    assert emulator.count("GET /v1/sandboxes/{id}/fs/content") == 0
+    assert os.listdir(f"/proc/{daemon.pid}/root{room}") == []
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_a_disk_here_that_fills_up_meanwhile(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    daemon = small_disk(room, "20m")
+    seen = pathlib.Path(f"/proc/{daemon.pid}/root{room}")
+    with daemon.peer() as peer:
+        peer.sh("head -c 16000000 /dev/urandom > /workspace/f")
+        emulator.fault({"latency_ms": 500}, **GET)
+        asked = peer.send("fs." + method, {"key": DEFAULT_KEY, "remote": "f", "host": str(room / "f")})
+        wait_until(lambda: emulator.faults()[0]["used"], "the part is on its way")
+        (seen / "filler").write_bytes(b"x" * 12_000_000)
+        with pytest.raises(RpcFailure) as full:
+            peer.result(asked)
+        assert full.value.name == "no_space" and "this machine" in full.value.message and "this machine" in full.value.hint
+        assert os.listdir(seen) == ["filler"]
+        (seen / "filler").unlink()
+        assert get(peer, "f", room / "f", method)["files"] == 1
+        assert os.listdir(seen) == ["f"]
+
+
+@pytest.mark.parametrize("method", ["get", "pull", "push"])
+def test_no_room_here_for_what_is_on_its_way(small_disk: Callable[..., Daemon], tmp_path: pathlib.Path, method: str) -> None:
+    daemon = small_disk(tmp_path / "one" / "daemon" / "state", "6m")
+    source = tmp_path / "f"
+    source.write_bytes(os.urandom(30_000_000))
+    with daemon.peer() as peer:
+        peer.sh("head -c 30000000 /dev/urandom > /workspace/f")
+        with pytest.raises(RpcFailure) as full:
+            if method == "push":
+                peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "g"}]})
+            else:
+                get(peer, "f", tmp_path / "back", method)
+    assert full.value.name == "no_space" and "this machine" in full.value.message and "this machine" in full.value.hint
+
+
+def test_a_sandbox_too_full_to_pack_says_that_it_is_the_sandbox(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("echo x > /workspace/f")
+    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stdout": "{\\"error\\": \\"no_space: 12\\"}\\n"}\n{"returncode": 0}\n'}})
+    with pytest.raises(RpcFailure) as full:
+        get(peer, "f", tmp_path / "f")
+    assert full.value.name == "no_space" and "the sandbox's disk" in full.value.message
+    assert "in the sandbox" in full.value.hint and "this machine" not in full.value.hint
+
+
+STEPS: dict[str, Callable[[Emulator], int]] = {
+    "asked to pack": lambda emulator: emulator.fault_exec({"stall_before": True}),
+    "packed": lambda emulator: emulator.fault_exec({"act_then_drop": "done", "latency_after_ms": 60_000}),
+    "first part": lambda emulator: emulator.fault({"stall_before": True}, **GET),
+    "amid the first part": lambda emulator: emulator.fault({"stall_after_bytes": 5_000_000}, **GET),
+    "second part": lambda emulator: emulator.fault({"stall_before": True}, skip=1, **GET),
+}
+OLD, NEW = b"old", b"new"
+
+
+def prepare(peer: Peer, room: pathlib.Path) -> None:
+    """Something in the sandbox in more than one part, and its older state here."""
+    peer.sh("mkdir /workspace/d; cd /workspace/d; head -c 30000000 /dev/urandom > a; printf new > b; printf new > c")
+    (room / "d").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        (room / "d" / name).write_bytes(OLD)
+
+
+def check_whole(emulator: Emulator, directory: pathlib.Path) -> None:
+    """Each file is the old or the new one."""
+    new = (workspace(emulator) / "d" / "a").read_bytes()
+    assert sorted(os.listdir(directory)) == ["a", "b", "c"]
+    assert (directory / "a").read_bytes() in (OLD, new)
+    assert {(directory / name).read_bytes() for name in ("b", "c")} <= {OLD, NEW}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_daemon_killed_at_any_step(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, step: str) -> None:
+    daemon = make_daemon().start()
+    room = tmp_path / "room"
+    with daemon.peer() as peer:
+        prepare(peer, room)
+        STEPS[step](emulator)
+        peer.send("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+        wait_until(lambda: emulator.faults()[0]["used"], step)
+    daemon.kill()
+    emulator.clear_faults()
+    assert {(room / "d" / name).read_bytes() for name in ("a", "b", "c")} == {OLD}
+    daemon.start()
+    with daemon.peer() as peer:
+        assert os.listdir(room) == ["d"]
+        get(peer, "d", room / "d")
+    assert describe(room / "d") == describe(workspace(emulator) / "d")
+    nothing_left(emulator, daemon, room)
+
+
+@pytest.fixture(scope="module")
+def killer(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    library = tmp_path_factory.mktemp("killer") / "kill_at_write.so"
+    source = pathlib.Path(__file__).parent / "support" / "kill_at_write.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["d", "b"])
+def test_a_daemon_killed_while_it_puts_things_in_place(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, killer: pathlib.Path,
+                                                      name: str, when: str) -> None:
+    dying = {"LD_PRELOAD": str(killer), "KILL_AT_NAME": name, "KILL_AT_COUNT": "1", "KILL_AT_WHEN": when}
+    daemon = make_daemon(environment=dying).start()
+    room = tmp_path / "room"
+    with daemon.peer() as peer:
+        prepare(peer, room)
+        if name == "d":
+            for each in (room / "d").iterdir():
+                each.unlink()  # then it is moved as a whole
+        peer.send("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+        wait_until(lambda: not daemon.alive(), "it is killed", LIMIT_S)
+    daemon.kill()
+    if name == "d" and when == "before":
+        assert os.listdir(room / "d") == []
+    else:
+        check_whole(emulator, room / "d")
+    for variable in dying:
+        del daemon.environment[variable]
+    daemon.start()
+    with daemon.peer() as peer:
+        assert os.listdir(room) == ["d"]
+        get(peer, "d", room / "d")
+    assert describe(room / "d") == describe(workspace(emulator) / "d")
+    nothing_left(emulator, daemon, room)
+
+
+SLOW_STEPS: dict[str, Callable[[Emulator], int]] = {
+    "asked to pack": lambda emulator: emulator.fault_exec({"latency_ms": 300}),
+    "packed": lambda emulator: emulator.fault_exec({"act_then_drop": "done"}),
+    "first part": lambda emulator: emulator.fault({"latency_ms": 300}, **GET),
+    "second part": lambda emulator: emulator.fault({"latency_ms": 300}, skip=1, **GET),
+}
+
+
+@pytest.mark.parametrize("step", SLOW_STEPS)
+def test_a_client_killed_at_any_step(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, step: str) -> None:
+    """What it asked for is finished without it, and nothing else is left."""
+    room = tmp_path / "room"
+    with daemon.peer() as peer:
+        prepare(peer, room)
+    SLOW_STEPS[step](emulator)
+    with running(daemon, "cp", "sandbox:d", str(room)) as copying:
+        wait_until(lambda: emulator.faults()[0]["used"], step)
+        copying.kill()
+    wait_until(lambda: (room / "d" / "c").read_bytes() == NEW, "it is in place", LIMIT_S)
+    wait_until(lambda: not any(name.startswith(".") for name in os.listdir(room)), "the place where it was made ready is gone", LIMIT_S)
+    assert describe(room / "d") == describe(workspace(emulator) / "d")
+    nothing_left(emulator, daemon, room)
+
+
+def test_however_much_there_is_the_daemon_stays_small(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "large"
+    with open(source, "wb") as file:
+        for _ in range(200):
+            file.write(os.urandom(1 << 20))
+    peer.socket.settimeout(120)
+    with bounded(daemon):
+        peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "d/large"}]})
+        get(peer, "d/large", tmp_path / "back")
+        get(peer, "d", tmp_path / "tar", "pull")
+    assert subprocess.run(["cmp", str(source), str(tmp_path / "back")], check=False).returncode == 0
+    for path in (source, tmp_path / "back", tmp_path / "tar"):
+        path.unlink()

@@ -1,0 +1,120 @@
+"""A sandbox that wants to cost its host more than it was asked for: memory, inodes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pathlib
+import tarfile
+from collections.abc import Callable
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator
+from support.inside import lie, member, packed
+from support.memory import bounded
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+
+STRETCHES = 1_000_000
+
+
+def record(key: bytes, value: bytes) -> bytes:
+    body = b" " + key + b"=" + value + b"\n"
+    size = len(body)
+    while size != len(body) + len(b"%d" % size):
+        size = len(body) + len(b"%d" % size)
+    return b"%d" % size + body
+
+
+def padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 512)
+
+
+def head(name: str, kind: bytes, size: int) -> bytes:
+    made = member(name, kind)
+    made.size = size
+    return made.tobuf(tarfile.USTAR_FORMAT)
+
+
+def extended(name: str, records: bytes, content: bytes) -> bytes:
+    return head("pax", b"x", len(records)) + padded(records) + head(name, b"0", len(content)) + padded(content)
+
+
+def sparse_map() -> bytes:
+    """A map in front of the content, as our own helper makes them."""
+    table = padded(b"%d\n" % STRETCHES + b"".join(b"%d\n1\n" % (2 * i) for i in range(STRETCHES)))
+    return extended("GNUSparseFile.0/f", record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.minor", b"0") +
+                    record(b"GNU.sparse.name", b"workspace/d/f") + record(b"GNU.sparse.realsize", b"%d" % (2 * STRETCHES)),
+                    table + b"\0" * STRETCHES)
+
+
+def sparse_records() -> bytes:
+    """One in the extended header itself."""
+    numbers = b",".join(b"%d,1" % (2 * i) for i in range(STRETCHES))
+    return extended("workspace/d/f", record(b"GNU.sparse.size", b"%d" % (2 * STRETCHES)) + record(b"GNU.sparse.map", numbers), b"\0" * STRETCHES)
+
+
+def old_sparse() -> bytes:
+    """One in blocks of its own behind the header."""
+    def blocks(first: int, count: int) -> bytes:
+        return b"".join(b"%011o\0%011o\0" % (2 * i, 1) for i in range(first, first + count))
+
+    count = 4 + 21 * (STRETCHES // 21)
+    made = bytearray(head("workspace/d/f", b"S", count))
+    made[257:265] = b"ustar  \0"
+    made[386:482] = blocks(0, 4)
+    made[482] = 1
+    made[483:495] = b"%011o\0" % (2 * count)
+    made[148:156] = b" " * 8
+    made[148:156] = b"%06o\0 " % sum(made)
+    more = b"".join(blocks(first, 21) + bytes([first + 21 < count]) + b"\0" * 7 for first in range(4, count, 21))
+    return bytes(made) + more + padded(b"\0" * count)
+
+
+def long_name() -> bytes:
+    name = b"workspace/d/" + b"n" * (64 << 20)
+    return head("././@LongLink", b"L", len(name)) + padded(name) + head("workspace/d/f", b"0", 0)
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+@pytest.mark.parametrize(("bomb", "why"), [(sparse_map, "header, or map of a sparse file, is longer"), (old_sparse, "header, or map of a sparse file, is longer"),
+                                           (sparse_records, "no proper archive"), (long_name, "no proper archive")], ids=lambda what: getattr(what, "__name__", ""))
+def test_a_header_is_never_long(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str, bomb: Callable[[], bytes],
+                                why: str) -> None:
+    archive = head("workspace/d/", b"5", 0) + bomb() + b"\0" * 1024
+    lie(peer, emulator, gzip.compress(archive, 1), members=2, bytes=2 * STRETCHES)
+    with bounded(daemon), pytest.raises(RpcFailure) as refused:
+        peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
+    assert refused.value.name == "sync_failed" and why in refused.value.message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_there_are_no_more_members_than_were_announced(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    directories = [(member(f"workspace/d/{i}", tarfile.DIRTYPE), b"") for i in range(20_000)]
+    lie(peer, emulator, gzip.compress(packed(directories), 1), members=10, bytes=0)
+    with bounded(daemon), pytest.raises(RpcFailure) as refused:
+        peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out"), "max_bytes": 0})
+    assert refused.value.name == "sync_failed" and "more members" in refused.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_members_than_the_disk_has_inodes_for_are_refused_before_they_come(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    free = os.statvfs(tmp_path)
+    if free.f_files == 0:
+        pytest.skip("this file system makes inodes as they are needed")
+    lie(peer, emulator, packed([(member("workspace/d"), b"")]), members=free.f_files + 1, bytes=0)
+    with pytest.raises(RpcFailure) as refused:
+        peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
+    assert refused.value.name == "no_space" and "inodes" in refused.value.message and "this machine" in refused.value.hint
+    assert emulator.count("GET /v1/sandboxes/{id}/fs/content") == 0
+
+
+def test_nothing_more_is_fetched_of_what_is_refused(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    lie(peer, emulator, b"no archive".ljust(1024, b"."), parts=40, members=1, bytes=0)
+    emulator.fault({"latency_ms": 50}, times=0, method="GET", route="/v1/sandboxes/{id}/fs/content")
+    with pytest.raises(RpcFailure) as refused:
+        peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
+    assert refused.value.name == "sync_failed" and "no proper archive" in refused.value.message
+    assert emulator.count("GET /v1/sandboxes/{id}/fs/content") < 20

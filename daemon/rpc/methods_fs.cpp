@@ -129,14 +129,15 @@ asio::awaitable<json::value> fs_put(call from, fs_put_params params) {
     sync::listeners who = listeners_for(from, params.request.key, params.transfer);
     const sync::push_result put =
         co_await from.parts.files.push(std::move(params.request), std::move(who));
-    // Of a single file, what was left out is all there was.
-    if (put.skipped.size() == 1 && put.skipped.front().remote == remote) {
-        const sync::skipped_path& all = put.skipped.front();
-        if (all.reason == sync::skip_reason::in_the_way) {
-            throw rpc_error(error_name::in_the_way, repair_utf8(remote + ": " + all.text));
+    // What was named itself: if that was left out, so was all of it.
+    const auto all = std::find_if(put.skipped.begin(), put.skipped.end(),
+                                  [&](const auto& each) { return each.remote == remote; });
+    if (all != put.skipped.end()) {
+        if (all->reason == sync::skip_reason::in_the_way) {
+            throw rpc_error(error_name::in_the_way, repair_utf8(remote + ": " + all->text));
         }
-        if (all.reason != sync::skip_reason::failed) {
-            throw rpc_error(error_name::host_file, repair_utf8(host + ": " + all.text));
+        if (all->reason != sync::skip_reason::failed) {
+            throw rpc_error(error_name::host_file, repair_utf8(host + ": " + all->text));
         }
     }
     co_return json::object{{"files", put.sent},

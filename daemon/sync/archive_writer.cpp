@@ -131,7 +131,7 @@ void archive_writer::write_header(const local_entry& entry, std::uint64_t size) 
         ::archive_entry_set_filetype(header, AE_IFREG);
         mode = file_->mode();
         // Whole seconds, as anything finer would cost a second header a file.
-        ::archive_entry_set_mtime(header, file_->print().mtime / 1'000'000'000, 0);
+        ::archive_entry_set_mtime(header, file_->modified(), 0);
         if (file_->sparse()) {
             for (const source_file::stretch& each : file_->stretches()) {
                 ::archive_entry_sparse_add_entry(header, static_cast<la_int64_t>(each.offset),

@@ -98,7 +98,7 @@ std::string part_path(const std::string& operation, std::size_t number) {
 }
 
 std::string arguments_path(const std::string& operation) {
-    return operation_path(operation) + ".arguments";
+    return operation_path(operation) + "/arguments";
 }
 
 json::string to_characters(std::string_view bytes) {
@@ -132,18 +132,11 @@ std::optional<std::string> from_characters(std::string_view text) {
 }
 
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
-                              std::size_t parts, const std::vector<std::size_t>& drop,
-                              const std::vector<watched_root>& roots) {
-    json::array watched;
-    for (const watched_root& each : roots) {
-        watched.push_back(json::object{
-            {"path", to_characters(each.path)}, {"expect", each.expect}, {"token", each.token}});
-    }
-    return {{"op", operation},
-            {"live", names(live)},
-            {"parts", parts},
-            {"drop", json::array(drop.begin(), drop.end())},
-            {"roots", std::move(watched)}};
+                              const unpack_order& order) {
+    return {
+        {"op", operation},           {"live", names(live)},
+        {"parts", order.parts},      {"torn", json::array(order.torn.begin(), order.torn.end())},
+        {"ours", names(order.ours)}, {"claims", names(order.claims)}};
 }
 
 json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
@@ -161,8 +154,9 @@ json::object drop_arguments(const std::string& operation, const std::vector<std:
     return {{"op", operation}, {"live", names(live)}};
 }
 
-json::object delete_arguments(const std::vector<std::string>& paths) {
-    return {{"paths", names(paths)}};
+json::object paths_arguments(const std::string& operation, const std::vector<std::string>& live,
+                             const std::vector<std::string>& paths) {
+    return {{"op", operation}, {"live", names(live)}, {"paths", names(paths)}};
 }
 
 std::optional<helper_error> error_of(const json::object& answer) {
@@ -185,11 +179,21 @@ std::optional<json::object> parse_answer(std::string_view output) {
 }
 
 std::optional<unpack_answer> parse_unpack(const json::object& answer, std::size_t members,
-                                          std::size_t roots) {
+                                          std::size_t claims) {
     unpack_answer out;
-    if (!take_indices(answer, "lost", roots, out.lost)) return std::nullopt;
+    if (!take_indices(answer, "gone", claims, out.gone)) return std::nullopt;
     if (!take_failures(answer, members, out.failed)) return std::nullopt;
     return out;
+}
+
+std::optional<std::vector<std::size_t>> parse_look(const json::object& answer, std::size_t paths) {
+    std::vector<std::size_t> gone;
+    if (!take_indices(answer, "gone", paths, gone)) return std::nullopt;
+    return gone;
+}
+
+std::optional<std::uint64_t> parse_sweep(const json::object& answer) {
+    return number_of(answer, "free");
 }
 
 std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t part_bytes) {

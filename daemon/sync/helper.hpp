@@ -32,19 +32,22 @@ std::string arguments_path(const std::string& operation);
 json::string to_characters(std::string_view bytes);
 std::optional<std::string> from_characters(std::string_view text);
 
-struct watched_root {
-    std::string path;
-    std::string expect; // the marker's text as it should be; empty: there is none yet
-    std::string token;  // ... and as it will be if it is not so; empty: none is to be made
+struct unpack_order {
+    std::size_t parts = 0;
+    std::vector<std::size_t> torn;   // members that are not to be unpacked
+    std::vector<std::string> ours;   // files and links of ours where there is to be a directory
+    std::vector<std::string> claims; // what else should be there
 };
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
-                              std::size_t parts, const std::vector<std::size_t>& drop,
-                              const std::vector<watched_root>& roots);
+                              const unpack_order& order);
 json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
                             const std::string& remote, std::uint64_t part_bytes, bool compress,
                             std::optional<std::uint64_t> max_bytes);
+// Of `drop` and `sweep`.
 json::object drop_arguments(const std::string& operation, const std::vector<std::string>& live);
-json::object delete_arguments(const std::vector<std::string>& paths);
+// Of `delete` and `look`.
+json::object paths_arguments(const std::string& operation, const std::vector<std::string>& live,
+                             const std::vector<std::string>& paths);
 
 struct helper_failure {
     std::size_t index = 0; // of the member or path
@@ -52,7 +55,7 @@ struct helper_failure {
     std::string text; // may be empty: only the first are explained
 };
 struct unpack_answer {
-    std::vector<std::size_t> lost; // roots without their marker
+    std::vector<std::size_t> gone; // claims that are not true
     std::vector<helper_failure> failed;
 };
 struct pack_answer {
@@ -85,7 +88,10 @@ std::optional<helper_error> error_of(const json::object& answer);
 // The last line of what the helper printed.
 std::optional<json::object> parse_answer(std::string_view output);
 std::optional<unpack_answer> parse_unpack(const json::object& answer, std::size_t members,
-                                          std::size_t roots);
+                                          std::size_t claims);
+// Which of the paths are not there.
+std::optional<std::vector<std::size_t>> parse_look(const json::object& answer, std::size_t paths);
+std::optional<std::uint64_t> parse_sweep(const json::object& answer); // bytes that are free
 std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t part_bytes);
 std::optional<delete_answer> parse_delete(const json::object& answer, std::size_t paths);
 

@@ -8,16 +8,17 @@ Every verb may be run again after a lost answer: two of the same operation take 
 the first one answered is kept until another operation begins. Files are written aside and renamed, so each is there
 whole or not at all. Only names below /workspace are touched, also where links lead elsewhere.
 """
-import errno, fcntl, json, mmap, os, shutil, stat, sys, zlib
+import errno, fcntl, json, mmap, os, stat, sys, zlib
 
 WORKSPACE = b"/workspace"
 HOME = WORKSPACE + b"/.deepinfra-sandboxd"
 SYNC = HOME + b"/sync"
-MARKER = b".deepinfra-sandboxd-sync"
 PIECE = 1 << 20
 BLOCK = 512
 NAMED = 100  # failures told with their text
 STRETCHES = 1000  # of one sparse file that is packed; the host takes no map that is much longer
+GONE = (FileNotFoundError, NotADirectoryError)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Refused(Exception):
@@ -42,33 +43,25 @@ def inside(directory):
 
 
 def why(problem):
-    return os.strerror(problem.errno) if isinstance(problem, OSError) and problem.errno else str(problem)
+    return os.strerror(problem.errno) if isinstance(problem, OSError) and problem.errno else str(problem) or type(problem).__name__
 
 
-def remove(path):
-    """Whatever it is; False if there is nothing."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if stat.S_ISDIR(mode):
-        for top, names, _ in os.walk(path):
-            for name in [top] + [os.path.join(top, each) for each in names]:
-                if not os.path.islink(name) and not os.access(name, os.R_OK | os.W_OK | os.X_OK):
-                    os.chmod(name, 0o700)
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-    return True
+def write_all(fd, data):
+    while data:
+        data = data[os.write(fd, data):]
 
 
 def write_whole(path, content, aside):
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
-        os.write(fd, content)
+        write_all(fd, content)
     finally:
         os.close(fd)
     os.rename(aside, path)
+
+
+def padding(size):
+    return -size % BLOCK
 
 
 class Operation:
@@ -82,6 +75,7 @@ class Operation:
 
     def begin(self):
         """The answer given before, if there is one."""
+        self.sweep()  # before anything is made, as that may take room
         os.makedirs(SYNC, 0o755, exist_ok=True)
         while True:
             if os.path.exists(self.done):
@@ -93,7 +87,6 @@ class Operation:
             try:
                 if os.fstat(self.lock).st_ino == os.stat(self.directory).st_ino:
                     if not os.path.exists(self.done):
-                        self.sweep()
                         return None
             except FileNotFoundError:
                 pass  # a twin has finished meanwhile
@@ -101,7 +94,7 @@ class Operation:
 
     def sweep(self):
         """What operations that nobody waits for any more have left behind."""
-        for name in os.listdir(SYNC):
+        for name in os.listdir(SYNC) if os.path.isdir(SYNC) else ():
             if name.split(b".")[0] not in self.live:
                 try:
                     remove(SYNC + b"/" + name)
@@ -110,248 +103,22 @@ class Operation:
 
     def finish(self, answer, keep=False):
         text = json.dumps(answer).encode()
-        write_whole(self.done, text, self.directory + b"/answer-%d" % os.getpid())
+        self.keep(text)
         if not keep:
             remove(self.directory)
         return text
 
+    def give_up(self, text):
+        """The answer to what failed for want of room: first, what it has taken is given back."""
+        remove(self.directory)
+        self.keep(error(text))
+        return error(text)
 
-class Parts:
-    """The archive's parts as one stream; each is gzip or not."""
-
-    def __init__(self, directory, count):
-        self.names = [directory + b"/part-%06d" % i for i in range(count)]
-        self.next = 0
-        self.packed = None  # of a gzip part: what is still to be unpacked
-        self.inflate = None
-        self.buffer = memoryview(b"")
-
-    def fill(self):
-        while not self.buffer:
-            if self.packed:
-                self.buffer = memoryview(self.inflate.decompress(self.packed[:PIECE >> 2]))
-                self.packed = self.packed[PIECE >> 2:]
-            elif self.next == len(self.names):
-                raise Refused("archive_cut")
-            else:
-                with open(self.names[self.next], "rb") as file:
-                    # Mapped, so that what goes from file to file is copied once.
-                    part = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-                self.next += 1
-                if part[:2] == b"\x1f\x8b":
-                    self.packed, self.inflate = part, zlib.decompressobj(31)
-                else:
-                    self.buffer = part
-
-    def some(self, most):
-        """Between one byte and `most`."""
-        if not self.buffer:
-            self.fill()
-        data = self.buffer[:most]
-        self.buffer = self.buffer[most:]
-        return data
-
-    def exactly(self, size):
-        data = bytes(self.some(size)) if size else b""
-        while len(data) < size:
-            data += self.some(size - len(data))
-        return data
-
-
-def padding(size):
-    return -size % BLOCK
-
-
-def members(parts):
-    """(name, kind, mode, mtime, link, size, attributes) of each; its content must be taken before the next."""
-    attributes = {}
-    while True:
-        head = parts.exactly(BLOCK)
-        if head[:1] == b"\0":
-            return
-        kind = head[156:157]
-        size = number(head[124:136])
-        if kind in b"xg":
-            text = parts.exactly(size + padding(size))[:size]
-            if kind == b"x":
-                attributes = dict(records(text))
-            continue
-        name = head[:100].split(b"\0", 1)[0]
-        prefix = head[345:500].split(b"\0", 1)[0]
-        if prefix:
-            name = prefix + b"/" + name
-        name = attributes.get(b"GNU.sparse.name", attributes.get(b"path", name))
-        link = attributes.get(b"linkpath", head[157:257].split(b"\0", 1)[0])
-        if b"size" in attributes:
-            size = int(attributes[b"size"])
-        yield name.rstrip(b"/"), kind, number(head[100:108]) & 0o777, number(head[136:148]), link, size, attributes
-        attributes = {}
-
-
-def number(field):
-    if field[0] & 0x80:
-        return int.from_bytes(field[1:], "big")
-    return int(field.strip(b" \0") or b"0", 8)
-
-
-def records(text):
-    while text:
-        length = int(text[:text.index(b" ")])
-        key, _, value = text[text.index(b" ") + 1:length - 1].partition(b"=")
-        yield key, value
-        text = text[length:]
-
-
-def skip(parts, size):
-    while size:
-        size -= len(parts.some(min(size, PIECE)))
-
-
-def take_file(parts, fd, size, attributes):
-    """A member's content into a file; sparse ones (GNU sparse 1.0) keep their holes."""
-    if attributes.get(b"GNU.sparse.major") == b"1":
-        table = parts.exactly(BLOCK)
-        size -= BLOCK
-        while table.count(b"\n") < 1 or table.count(b"\n") < 1 + 2 * int(table.split(b"\n", 1)[0]):
-            table += parts.exactly(BLOCK)
-            size -= BLOCK
-        numbers = [int(each) for each in table.split(b"\n")[:1 + 2 * int(table.split(b"\n", 1)[0])]]
-        stretches = list(zip(numbers[1::2], numbers[2::2]))
-        os.ftruncate(fd, int(attributes[b"GNU.sparse.realsize"]))
-    else:
-        stretches = [(0, size)]
-    for offset, length in stretches:
-        os.lseek(fd, offset, os.SEEK_SET)
-        size -= length
-        while length:
-            data = parts.some(min(length, PIECE))
-            length -= len(data)
-            while data:
-                data = data[os.write(fd, data):]
-    if size:
-        raise Refused("archive_cut")
-
-
-class Target:
-    """Where members go: directories made as needed, each checked once."""
-
-    def __init__(self):
-        self.known = {}
-        self.modes = {}  # of directories, set last: one may forbid writing to it
-
-    def directory(self, path):
-        """None, or why nothing can be put there."""
-        if path not in self.known:
-            self.known[path] = self.make(path)
-        return self.known[path]
-
-    def make(self, path):
-        if path == WORKSPACE:
-            return None
-        trouble = self.directory(os.path.dirname(path))
-        if trouble:
-            return trouble
+    def keep(self, text):
         try:
-            os.mkdir(path, 0o755)
-            return None
-        except FileExistsError:
+            write_whole(self.done, text, self.directory + b".answer-%d" % os.getpid())
+        except OSError:  # it is given all the same, and without room cannot be given twice
             pass
-        except OSError as problem:
-            return ("failed", why(problem))
-        try:
-            if not os.path.isdir(path):
-                os.unlink(path)  # a file or a broken link where the host has a directory
-                os.mkdir(path, 0o755)
-            elif not inside(path):
-                return ("failed", "a link leads out of /workspace")
-            elif not os.access(path, os.W_OK | os.X_OK):
-                self.modes.setdefault(path, stat.S_IMODE(os.stat(path).st_mode))
-                os.chmod(path, 0o700)
-        except OSError as problem:
-            return ("failed", why(problem))
-        return None
-
-    def settle(self):
-        for path in sorted(self.modes, key=len, reverse=True):
-            try:
-                os.chmod(path, self.modes[path])
-            except OSError:
-                pass
-
-
-def put_in_place(aside, path):
-    try:
-        os.rename(aside, path)
-    except IsADirectoryError:
-        try:
-            os.rmdir(path)  # an empty one is no loss
-            os.rename(aside, path)
-        except OSError:
-            return ("in_the_way", "there is a directory of that name")
-    except OSError as problem:
-        return ("failed", why(problem))
-    return None
-
-
-def lost_roots(roots):
-    lost = []
-    for i, root in enumerate(roots):
-        try:
-            with open(raw(root["path"]) + b"/" + MARKER, "rb") as file:
-                found = file.read(100)
-        except OSError:
-            found = b""
-        if not root["expect"] or found != root["expect"].encode():
-            lost.append(i)
-    return lost
-
-
-def unpack(asked):
-    operation = Operation(asked)
-    before = operation.begin()
-    if before is not None:
-        return before
-    parts = Parts(operation.directory, asked["parts"])
-    if any(not os.path.exists(name) for name in parts.names):
-        raise Refused("parts_missing")
-    lost = lost_roots(asked["roots"])
-    target = Target()
-    dropped = set(asked["drop"])
-    failed = []
-    aside = operation.directory + b"/new-%d" % os.getpid()
-    for i, (name, kind, mode, mtime, link, size, attributes) in enumerate(members(parts)):
-        path = b"/" + name
-        trouble = None
-        if not below(path, WORKSPACE) or b".." in name.split(b"/"):
-            trouble = ("failed", "not below /workspace")
-        elif i not in dropped:
-            trouble = target.directory(path if kind == b"5" else os.path.dirname(path))
-        if trouble or i in dropped:
-            skip(parts, size + padding(size))
-        elif kind == b"5":
-            target.modes[path] = mode
-        elif kind == b"2":
-            remove(aside)
-            os.symlink(link, aside)
-            trouble = put_in_place(aside, path)
-        else:
-            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            try:
-                take_file(parts, fd, size, attributes)
-                os.fchmod(fd, mode)
-                os.utime(fd, (mtime, mtime))
-            finally:
-                os.close(fd)
-            skip(parts, padding(size))
-            trouble = put_in_place(aside, path)
-        if trouble:
-            failed.append([i, trouble[0], trouble[1] if len(failed) < NAMED else ""])
-    target.settle()
-    for i in lost:
-        root = asked["roots"][i]
-        if target.directory(raw(root["path"])) is None and root["token"]:
-            write_whole(raw(root["path"]) + b"/" + MARKER, root["token"].encode(), aside)
-    return operation.finish({"lost": lost, "failed": failed})
 
 
 def walk(root, name, found, skipped):
@@ -370,7 +137,7 @@ def walk(root, name, found, skipped):
             if kind == stat.S_IFDIR:
                 below_it = sorted(os.listdir(path), reverse=True)
                 pending += [(path + b"/" + each, name + b"/" + each) for each in below_it
-                            if each != MARKER and path + b"/" + each != HOME]
+                            if path + b"/" + each != HOME]
             found.append((path, name, status))
         except OSError as problem:
             skipped.append((name, "unreadable", why(problem)))
@@ -656,38 +423,61 @@ def drop(asked):
     return b"{}"
 
 
-def delete(asked):
-    deleted = missing = 0
-    failed = []
-    for i, path in enumerate(raw(each) for each in asked["paths"]):
+def sweep(asked):
+    Operation(asked).sweep()
+    space = os.statvfs(WORKSPACE)
+    return json.dumps({"free": space.f_bavail * space.f_frsize}).encode()
+
+
+def look(asked, operation):
+    return {"gone": gone_of(asked["paths"])}
+
+
+def once(work, without_room=False):
+    """A verb whose answer is kept for whoever asks again. `without_room`: it is done even where nothing can be kept."""
+    def verb(asked):
+        operation = Operation(asked)
         try:
-            if not inside(os.path.dirname(path)):
-                raise Refused("a link leads out of /workspace")
-            if remove(path):
-                deleted += 1
-            else:
-                missing += 1
-        except (OSError, Refused) as problem:
-            failed.append([i, "failed", why(problem) if len(failed) < NAMED else ""])
-    return json.dumps({"deleted": deleted, "missing": missing, "failed": failed}).encode()
+            before = operation.begin()
+        except OSError as problem:
+            if problem.errno not in FULL or not without_room:
+                raise
+            before = None
+        return operation.finish(work(asked, operation)) if before is None else before
+    return verb
 
 
-def main():
-    os.umask(0o022)
-    verb, text = sys.argv[1:]
+def answer(verb, text):
     try:
         if text.startswith("@"):
+            kept = os.path.dirname(text[1:]) + ".done"
+            if os.path.exists(kept):  # and the arguments are gone with the rest
+                with open(kept, "rb") as file:
+                    return file.read()
             with open(text[1:], "rb") as file:
                 asked = json.load(file)
         else:
             asked = json.loads(text)
-        answer = {"unpack": unpack, "pack": pack, "drop": drop, "delete": delete}[verb](asked)
+    except (OSError, ValueError) as problem:
+        return error("failed: " + why(problem))
+    try:
+        return {"unpack": once(unpack), "delete": once(delete, without_room=True), "look": once(look),
+                "pack": pack, "drop": drop, "sweep": sweep}[verb](asked)
     except Refused as problem:
-        answer = json.dumps({"error": str(problem)}).encode()
-    except OSError as problem:
-        name = "no_space" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        answer = json.dumps({"error": name + ": " + why(problem)}).encode()
-    sys.stdout.buffer.write(answer + b"\n")
+        return error(str(problem))
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno in FULL:
+            return Operation(asked).give_up("no_space: " + why(problem))
+        return error("failed: " + why(problem))
+
+
+def error(text):
+    return json.dumps({"error": text}).encode()
+
+
+def main():
+    os.umask(0o022)
+    sys.stdout.buffer.write(answer(*sys.argv[1:]) + b"\n")
 
 
 main()

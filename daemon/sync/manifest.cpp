@@ -1,7 +1,5 @@
 #include "sync/manifest.hpp"
 
-#include "sync/path.hpp"
-
 #include <algorithm>
 #include <charconv>
 #include <utility>
@@ -9,7 +7,7 @@
 namespace sandboxd::sync {
 namespace {
 
-constexpr std::string_view first_line = "deepinfra-sandboxd manifest 1";
+constexpr std::string_view first_line = "deepinfra-sandboxd manifest 2";
 constexpr std::int64_t second = 1'000'000'000;
 constexpr std::int64_t finest_tick = 20'000'000; // coarser than any kernel's timer tick
 
@@ -87,7 +85,9 @@ bool take_entry(line_reader& line, char kind, manifest& into) {
     entry.print.mtime = line.number<std::int64_t>();
     entry.print.ctime = line.number<std::int64_t>();
     entry.print.inode = line.number<std::uint64_t>();
-    entry.doubtful = line.word() == "?";
+    const std::string_view trust = line.word();
+    entry.doubtful = trust == "?";
+    entry.unsettled = trust == "!";
     entry.digest = line.text();
     std::string path = line.text();
     if (!line.finished() || path.empty()) return false;
@@ -98,7 +98,8 @@ bool take_entry(line_reader& line, char kind, manifest& into) {
 } // namespace
 
 verdict compare(const manifest_entry* known, const local_entry& now) {
-    if (known == nullptr || known->kind != now.kind || known->mode != now.mode) {
+    if (known == nullptr || known->unsettled || known->kind != now.kind ||
+        known->mode != now.mode) {
         return verdict::changed;
     }
     if (now.kind == file_kind::directory) return verdict::unchanged;
@@ -118,30 +119,28 @@ const manifest_entry* manifest::find(const std::string& path) const {
 
 void manifest::forget(const std::string& path) {
     entries.erase(path);
-    // What is below it stands together in the order of bytes, behind what begins with smaller ones.
+    forget_below(path);
+}
+
+// What is below a path stands together in the order of bytes, behind what begins with smaller ones.
+void manifest::forget_below(const std::string& path) {
     const std::string prefix = path + "/";
     auto it = entries.lower_bound(prefix);
     while (it != entries.end() && it->first.starts_with(prefix))
         it = entries.erase(it);
-    roots.erase(path);
 }
 
-void manifest::forget_root(const std::string& root) {
-    std::erase_if(entries, [&root](const auto& each) { return root_of(each.first) == root; });
-    roots.erase(root);
-}
-
-std::vector<std::string> manifest::watched_roots(std::size_t most) const {
-    std::map<std::string, std::size_t> counts;
-    for (const auto& [path, entry] : entries)
-        ++counts[root_of(path)];
-    std::vector<std::string> all;
-    for (const auto& [root, token] : roots)
-        all.push_back(root);
-    std::stable_sort(all.begin(), all.end(),
-                     [&counts](const auto& a, const auto& b) { return counts[a] > counts[b]; });
-    all.resize(std::min(all.size(), most));
-    return all;
+bool manifest::unsettle(const std::string& path) {
+    const auto found = entries.find(path);
+    bool any = found != entries.end();
+    if (any) found->second.unsettled = true;
+    const std::string prefix = path + "/";
+    auto it = entries.lower_bound(prefix);
+    for (; it != entries.end() && it->first.starts_with(prefix); ++it) {
+        it->second.unsettled = true;
+        any = true;
+    }
+    return any;
 }
 
 std::string format_manifest(const manifest& what) {
@@ -149,13 +148,6 @@ std::string format_manifest(const manifest& what) {
     text += "\nsandbox ";
     add_text(text, what.sandbox);
     text += '\n';
-    for (const auto& [root, token] : what.roots) {
-        text += "root ";
-        add_text(text, token);
-        text += ' ';
-        add_text(text, root);
-        text += '\n';
-    }
     for (const auto& [path, entry] : what.entries) {
         text += static_cast<char>(entry.kind);
         text += ' ';
@@ -166,7 +158,7 @@ std::string format_manifest(const manifest& what) {
         add_number(text, entry.print.mtime);
         add_number(text, entry.print.ctime);
         add_number(text, entry.print.inode);
-        text += entry.doubtful ? "? " : "= ";
+        text += entry.unsettled ? "! " : entry.doubtful ? "? " : "= ";
         text += entry.digest;
         text += ' ';
         add_text(text, path);
@@ -193,11 +185,6 @@ std::optional<manifest> parse_manifest(std::string_view text) {
         if (what == "sandbox") {
             out.sandbox = in.text();
             if (!in.finished()) return std::nullopt;
-        } else if (what == "root") {
-            std::string token = in.text();
-            std::string root = in.text();
-            if (!in.finished()) return std::nullopt;
-            out.roots.insert_or_assign(std::move(root), std::move(token));
         } else if (what == "f" || what == "d" || what == "l") {
             if (!take_entry(in, what.front(), out)) return std::nullopt;
         } else if (what == "end") {

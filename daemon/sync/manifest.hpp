@@ -1,9 +1,9 @@
 // What was pushed into one sandbox: path by path what was sent, and what the host's file looked
 // like then.
 //
-// Pure. A manifest only ever errs by forgetting: what is not in it, or not the same, is sent again.
-// So an entry goes before the sandbox's file is touched, and comes when the sandbox has said that
-// the file is in place.
+// Pure. A manifest only ever errs by sending again: what is not in it, or not the same, or
+// unsettled, is sent. So an entry is unsettled before the sandbox's file is touched, and settled
+// when the sandbox has said that the file is in place.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +35,9 @@ struct manifest_entry {
     bool doubtful = false;
     std::string
         digest; // of the content sent, hexadecimal; of a link: its target's; of a directory: empty
+    // It was about to be replaced or deleted when last heard of. Whatever it is now, we put it
+    // there.
+    bool unsettled = false;
     friend bool operator==(const manifest_entry&, const manifest_entry&) = default;
 };
 
@@ -59,14 +62,11 @@ bool is_doubtful(const file_print& print, std::int64_t read_at);
 struct manifest {
     std::string sandbox;                           // whose it is; another one's counts as none
     std::map<std::string, manifest_entry> entries; // by path in the sandbox
-    std::map<std::string, std::string> roots;      // the marker's text of each root, see root_of()
 
     const manifest_entry* find(const std::string& path) const;
-    void forget(const std::string& path); // and all below it, and its root if it is one
-    void forget_root(const std::string& root);
-    // At most `most` roots, those with the most files first: there is room for a few only where
-    // they are watched.
-    std::vector<std::string> watched_roots(std::size_t most) const;
+    void forget(const std::string& path); // and all below it
+    void forget_below(const std::string& path);
+    bool unsettle(const std::string& path); // and all below it; whether anything is known there
 };
 
 std::string format_manifest(const manifest& what);

@@ -19,6 +19,10 @@ fs::path manifest_store::file_of(const std::string& sandbox) const {
     return directory_ / sha256_hex(sandbox).substr(0, 32);
 }
 
+fs::path manifest_store::doubt_of(const std::string& sandbox) const {
+    return file_of(sandbox).string() + ".doubt";
+}
+
 manifest manifest_store::load(const std::string& sandbox) const {
     manifest none;
     none.sandbox = sandbox;
@@ -48,8 +52,27 @@ void manifest_store::keep_only(const std::set<std::string>& sandboxes) const {
         wanted.insert(file_of(each));
     std::error_code error;
     for (const fs::directory_entry& each : fs::directory_iterator(directory_, error)) {
+        // What belongs to a manifest, or will be one in a moment, has its name and an ending.
+        const fs::path whose = each.path().parent_path() / each.path().stem();
         std::error_code ignored;
-        if (!wanted.contains(each.path())) fs::remove(each.path(), ignored);
+        if (!wanted.contains(whose)) fs::remove(each.path(), ignored);
+    }
+}
+
+bool manifest_store::doubted(const std::string& sandbox) const {
+    std::error_code error;
+    return fs::exists(doubt_of(sandbox), error);
+}
+
+void manifest_store::set_doubted(const std::string& sandbox, bool doubted) const {
+    try {
+        if (doubted) {
+            replace_file(doubt_of(sandbox), {});
+        } else {
+            fs::remove(doubt_of(sandbox));
+        }
+    } catch (const std::system_error& problem) {
+        spdlog::warn("{}", problem.what());
     }
 }
 

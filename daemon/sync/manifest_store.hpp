@@ -18,10 +18,17 @@ public:
     // `sandbox`: names it for good, its account included.
     manifest load(const std::string& sandbox) const;
     void save(const manifest& what) const; // throws std::system_error
+    // Of sandboxes that are no more nothing is kept.
     void keep_only(const std::set<std::string>& sandboxes) const;
+
+    // A note beside the manifest, so that it can be made while a transfer works on that: something
+    // of what it says is known to be gone.
+    bool doubted(const std::string& sandbox) const;
+    void set_doubted(const std::string& sandbox, bool doubted) const; // as far as the disk allows
 
 private:
     std::filesystem::path file_of(const std::string& sandbox) const;
+    std::filesystem::path doubt_of(const std::string& sandbox) const;
 
     std::filesystem::path directory_;
 };

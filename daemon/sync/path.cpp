@@ -60,9 +60,8 @@ bool is_below(std::string_view path, std::string_view root) {
     return path.starts_with(root) && (path.size() == root.size() || path[root.size()] == '/');
 }
 
-std::string root_of(std::string_view path) {
-    const std::size_t end = path.find('/', workspace.size() + 1);
-    return std::string(end == std::string_view::npos ? workspace : path.substr(0, end));
+std::string_view parent_of(std::string_view path) {
+    return path.substr(0, path.rfind('/'));
 }
 
 bool link_stays_inside(std::string_view directory, std::string_view target) {

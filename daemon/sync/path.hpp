@@ -11,10 +11,8 @@
 namespace sandboxd::sync {
 
 inline constexpr std::string_view workspace = "/workspace";
-// The daemon's own directory there, and the file that proves that a tree we have put there is still
-// the same tree.
+// The daemon's own directory there.
 inline constexpr std::string_view own_directory = "/workspace/.deepinfra-sandboxd";
-inline constexpr std::string_view marker_name = ".deepinfra-sandboxd-sync";
 
 // `given` (absolute, or relative to /workspace) without double slashes and dots; nothing if it is
 // not /workspace or below it, has "..", or is the daemon's own.
@@ -22,9 +20,8 @@ std::optional<std::string> workspace_path(std::string_view given);
 
 bool is_below(std::string_view path, std::string_view root); // or `root` itself
 
-// The part of /workspace that `path` (of workspace_path) belongs to, which is watched as one: its
-// first directory, or /workspace for what is directly in it.
-std::string root_of(std::string_view path);
+// The directory that a path below /workspace is in.
+std::string_view parent_of(std::string_view path);
 
 // Whether a link stays in the tree that it is found in. `directory`: where it is, relative to the
 // tree's root; empty: in the root itself.

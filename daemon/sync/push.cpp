@@ -2,11 +2,12 @@
 //
 // Rounds: what has to go is read into an archive, part by part, each part is sent while the next is
 // read, and one call in the sandbox puts everything in place. A second round takes what changed
-// while it was read, and what turns out to be missing because its tree was removed meanwhile.
+// while it was read, and what turns out to be missing: each call also tells what of the rest is not
+// there any more.
 #include "base/error.hpp"
 #include "base/id.hpp"
 #include "sync/archive_writer.hpp"
-#include "sync/path.hpp"
+#include "sync/push_plan.hpp"
 #include "sync/sandbox_side.hpp"
 #include "sync/workshop.hpp"
 
@@ -15,9 +16,9 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <map>
-#include <set>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 namespace sandboxd::sync {
 namespace asio = boost::asio;
@@ -25,23 +26,27 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr int most_rounds = 4;
+constexpr std::size_t most_looked_at = 20'000; // paths of one call
+constexpr const char* senseless = "the sandbox's answer makes no sense";
 constexpr std::uint64_t first_part = 8U << 20; // nothing is sent before it is made
 
 class pushing {
 public:
     pushing(std::shared_ptr<workshop> shop, push_request request, listeners who)
-        : shop_(std::move(shop)), request_(std::move(request)), who_(std::move(who)) {}
+        : shop_(std::move(shop)), request_(std::move(request)), who_(std::move(who)),
+          plan_({request_.force, request_.remember}, shop_->stopping) {}
 
     asio::awaitable<push_result> run() {
         tell("preparing", 0, std::nullopt);
-        found_ =
-            co_await shop_->elsewhere([this] { return scan(request_.files, shop_->stopping); });
-        result_.skipped = found_.skipped;
-        if (const auto record = shop_->known(request_.key)) {
+        plan_.found(
+            co_await shop_->elsewhere([this] { return scan(request_.files, shop_->stopping); }));
+        const auto record = shop_->known(request_.key);
+        if (record) {
             co_await recall(record->sandbox_id);
-            if (todo_.empty()) co_return co_await finish();
-        } else if (found_.entries.empty()) {
-            co_return std::move(result_);
+            if (plan_.todo().empty() && !has_to_look()) co_return co_await finish();
+        } else if (plan_.all().entries.empty()) {
+            plan_.begin({});
+            co_return co_await finish();
         }
         for (bool last = false;; last = true) {
             const sandbox::lease lease = co_await shop_->manager.acquire(
@@ -50,6 +55,7 @@ public:
                 co_await recall(lease.record().sandbox_id);
             }
             try {
+                if (has_to_look()) co_await look();
                 co_await send_all();
                 co_return co_await finish();
             } catch (const sandbox_lost&) {
@@ -68,123 +74,130 @@ private:
     // What that sandbox has, and what it lacks.
     asio::awaitable<void> recall(std::string sandbox_id) {
         result_.sandbox_id = std::move(sandbox_id);
-        result_.skipped = found_.skipped;
-        placed_.clear();
-        given_up_.clear();
-        remembered_ = co_await shop_->load(result_.sandbox_id);
+        manifest remembered = co_await shop_->load(result_.sandbox_id);
+        if (remembered.entries.empty()) forget_the_gone();
+        plan_.begin(std::move(remembered));
         co_await select();
     }
 
+    // A sandbox that nothing was pushed to before has most often taken the place of another.
+    void forget_the_gone() {
+        std::vector<core::sandbox_record> records;
+        for (sandbox::view& each : shop_->manager.list())
+            records.push_back(std::move(each.record));
+        shop_->forget_the_gone(records);
+    }
+
     asio::awaitable<void> select() {
-        todo_ = co_await shop_->elsewhere([this] { return missing_there(); });
+        co_await shop_->elsewhere([this] {
+            plan_.select();
+            return true;
+        });
     }
 
-    // On another thread.
-    std::vector<local_entry> missing_there() {
-        std::vector<local_entry> missing;
-        result_.unchanged = 0;
-        for (const local_entry& each : found_.entries) {
-            if (shop_->stopping) break;
-            if (placed_.contains(each.remote) || given_up_.contains(each.remote)) continue;
-            if (!is_unchanged(each)) {
-                missing.push_back(each);
-            } else if (each.kind != file_kind::directory) {
-                ++result_.unchanged;
-            }
-        }
-        return missing;
+    bool has_to_look() const {
+        return request_.remember && !request_.force && !plan_.remembered().entries.empty() &&
+               shop_->doubted(result_.sandbox_id);
     }
 
-    bool is_unchanged(const local_entry& each) {
-        if (request_.force || !request_.remember) return false;
-        const manifest_entry* known = remembered_.find(each.remote);
-        const verdict first = compare(known, each);
-        if (first != verdict::look) return first == verdict::unchanged;
-        file_print print = each.print;
-        std::string content;
-        const std::int64_t looked_at = wall_clock();
-        if (each.kind == file_kind::link) {
-            digest target;
-            target.add(each.link);
-            content = target.take();
-        } else {
-            try {
-                std::optional<content_now> now = digest_of_file(each.host);
-                if (!now) return false;
-                content = std::move(now->digest);
-                print = now->print;
-            } catch (const std::system_error&) {
-                return false; // the archive will name it
-            }
+    // Something that was pushed is not there any more: which of all that is known is it? What is
+    // there, if another file by now, is somebody's work and stays.
+    asio::awaitable<void> look() {
+        const std::uint64_t warnings = shop_->warnings[result_.sandbox_id];
+        std::vector<std::string> gone;
+        const auto& entries = plan_.remembered().entries;
+        for (auto next = entries.begin(); next != entries.end();) {
+            std::vector<std::string> some;
+            for (; next != entries.end() && some.size() < most_looked_at; ++next)
+                some.push_back(next->first);
+            const operation_name operation(shop_, result_.sandbox_id);
+            sandbox_side there(shop_->executor, shop_->account, result_.sandbox_id,
+                               operation.text());
+            const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+            json::object asked = paths_arguments(operation.text(), live, some);
+            const json::object said = co_await there.call("look", std::move(asked));
+            const auto answer = parse_look(said, some.size());
+            if (!answer) throw rpc_error(error_name::sync_failed, senseless);
+            for (const std::size_t i : *answer)
+                gone.push_back(std::move(some[i]));
         }
-        if (content != known->digest) return false;
-        manifest_entry touched = *known;
-        touched.print = print;
-        touched.doubtful = is_doubtful(print, looked_at);
-        if (!(touched == *known)) {
-            remembered_.entries.insert_or_assign(each.remote, std::move(touched));
-            remembered_changed_ = true;
-        }
-        return true;
+        for (const std::string& each : gone)
+            plan_.forget(each);
+        co_await save();
+        if (warnings == shop_->warnings[result_.sandbox_id]) shop_->settle(result_.sandbox_id);
+        co_await select();
     }
 
     asio::awaitable<void> send_all() {
-        for (int round = 0; !todo_.empty() && round < most_rounds; ++round) {
-            co_await forget_what_goes();
+        for (int round = 0; !plan_.todo().empty() && round < most_rounds; ++round) {
+            plan_.unsettle();
+            co_await save();
             co_await send_round();
         }
-        for (const local_entry& each : todo_) {
-            result_.skipped.push_back({each.host, each.remote, skip_reason::changing,
-                                       "it changed each time it was read"});
-        }
-    }
-
-    // A sandbox's file that may be half way between two states must not be remembered as either.
-    asio::awaitable<void> forget_what_goes() {
-        for (const local_entry& each : todo_) {
-            const manifest_entry* known = remembered_.find(each.remote);
-            if (known == nullptr) continue;
-            remembered_changed_ = true;
-            if (known->kind == file_kind::directory && each.kind != file_kind::directory) {
-                remembered_.forget(each.remote);
-            } else {
-                remembered_.entries.erase(each.remote);
-            }
-        }
-        co_await save();
+        plan_.give_up_the_rest();
     }
 
     asio::awaitable<void> send_round() {
         const operation_name operation(shop_, result_.sandbox_id);
         sandbox_side there(shop_->executor, shop_->account, result_.sandbox_id, operation.text());
-        archive_writer archive(todo_, shop_->state, shop_->stopping);
-        const std::size_t parts = co_await send_parts(archive, there);
-        std::vector<std::size_t> torn;
-        for (std::size_t i = 0; i < archive.members().size(); ++i) {
-            if (archive.members()[i].torn) torn.push_back(i);
+        std::exception_ptr trouble;
+        bool reachable = true;
+        try {
+            co_await send_round(operation.text(), there);
+        } catch (const sandbox_lost&) {
+            throw;
+        } catch (const rpc_error& problem) {
+            trouble = std::current_exception();
+            reachable = problem.name() == error_name::no_space ||
+                        problem.name() == error_name::sync_failed ||
+                        problem.name() == error_name::cloud_error;
+        } catch (const std::system_error&) {
+            trouble = std::current_exception();
         }
-        give_up_what_is_not_in(archive);
-        if (archive.members().empty()) {
-            todo_.clear();
-            co_return;
-        }
-        tell("unpacking", archive.bytes(), archive.bytes());
-        const std::vector<watched_root> roots = roots_of(archive.members());
+        if (!trouble) co_return;
+        // It may be the room for these parts that the sandbox lacks now.
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
-        json::object asked = unpack_arguments(operation.text(), live, parts, torn, roots);
-        const json::object said = co_await there.call("unpack", std::move(asked));
-        const auto answer = parse_unpack(said, archive.members().size(), roots.size());
-        if (!answer) {
-            throw rpc_error(error_name::sync_failed, "the sandbox's answer makes no sense");
+        if (reachable && !shop_->stopping) co_await there.drop(live);
+        std::rethrow_exception(trouble);
+    }
+
+    asio::awaitable<void> send_round(std::string operation, sandbox_side& there) {
+        archive_writer archive(plan_.todo(), shop_->state, shop_->stopping);
+        unpack_order order;
+        order.parts = co_await send_parts(archive, there);
+        plan_.give_up_what_is_not_in(archive);
+        const std::vector<sent_member>& members = archive.members();
+        if (members.empty()) co_return;
+        for (std::size_t i = 0; i < members.size(); ++i) {
+            if (members[i].torn) order.torn.push_back(i);
         }
-        co_await note(archive.members(), *answer, roots);
+        order.ours = plan_.ours();
+        order.claims = plan_.claims();
+        tell("unpacking", archive.bytes(), archive.bytes());
+        const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+        json::object asked = unpack_arguments(operation, live, order);
+        const json::object said = co_await there.call("unpack", std::move(asked));
+        const auto answer = parse_unpack(said, members.size(), order.claims.size());
+        if (!answer) throw rpc_error(error_name::sync_failed, senseless);
+        bool again = plan_.note(members, answer->failed);
+        for (const std::size_t i : answer->gone) {
+            if (!plan_.placed().contains(order.claims[i])) plan_.forget(order.claims[i]);
+        }
+        co_await save();
+        if (!answer->gone.empty()) {
+            // Somebody has removed something: it may be more than what this push is about.
+            shop_->doubt(result_.sandbox_id);
+            co_await look();
+            again = false;
+        }
+        if (again) co_await select();
     }
 
     // How many parts there were. Each is sent while the next one is made.
     asio::awaitable<std::size_t> send_parts(archive_writer& archive, sandbox_side& there) {
         using namespace asio::experimental::awaitable_operators;
         std::uint64_t total = 0;
-        for (const local_entry& each : todo_)
+        for (const local_entry& each : plan_.todo())
             total += each.kind == file_kind::file ? each.print.size : 0;
         std::size_t sent = 0;
         std::uint64_t plain = 0; // bytes of the archive that are there
@@ -234,87 +247,16 @@ private:
     asio::awaitable<void> send_part(sandbox_side& there, std::size_t number, const part& what,
                                     std::uint64_t& gone) {
         const auto begun = std::chrono::steady_clock::now();
-        co_await there.put_part(number, what.fd.get(), what.size, gone);
+        std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+        co_await there.put_part(number, what.fd.get(), what.size, gone, std::move(live));
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
         shop_->upload.took(what.size, took.count());
     }
 
-    std::vector<watched_root> roots_of(const std::vector<sent_member>& members) const {
-        std::vector<watched_root> roots;
-        if (!request_.remember) return roots;
-        std::set<std::string> paths;
-        for (const sent_member& each : members)
-            paths.insert(root_of(todo_[each.entry].remote));
-        for (const std::string& path : paths) {
-            const auto known = remembered_.roots.find(path);
-            const bool is_new = known == remembered_.roots.end();
-            roots.push_back({path, is_new ? std::string() : known->second, random_hex(8)});
-        }
-        return roots;
-    }
-
-    void give_up_what_is_not_in(const archive_writer& archive) {
-        std::vector<bool> there(todo_.size());
-        for (const sent_member& each : archive.members())
-            there[each.entry] = true;
-        for (std::size_t i = 0; i < todo_.size(); ++i) {
-            if (!there[i]) given_up_.insert(todo_[i].remote);
-        }
-        result_.skipped.insert(result_.skipped.end(), archive.skipped().begin(),
-                               archive.skipped().end());
-    }
-
-    // What is in place now, and what has to go in another round.
-    asio::awaitable<void> note(const std::vector<sent_member>& members, const unpack_answer& answer,
-                               const std::vector<watched_root>& roots) {
-        bool again = false;
-        for (const std::size_t i : answer.lost) {
-            if (!roots[i].expect.empty()) { // somebody has removed the tree
-                again = true;
-                remembered_.forget_root(roots[i].path);
-                std::erase_if(placed_, [&](const auto& each) {
-                    return root_of(each.first) == roots[i].path;
-                });
-            }
-            remembered_.roots[roots[i].path] = roots[i].token;
-            remembered_changed_ = true;
-        }
-        std::map<std::size_t, const helper_failure*> failed;
-        for (const helper_failure& each : answer.failed)
-            failed.emplace(each.index, &each);
-        for (std::size_t i = 0; i < members.size(); ++i) {
-            const local_entry& entry = todo_[members[i].entry];
-            const auto failure = failed.find(i);
-            if (members[i].torn) {
-                again = true;
-            } else if (failure == failed.end()) {
-                note_placed(entry, members[i].record);
-            } else {
-                given_up_.insert(entry.remote);
-                result_.skipped.push_back(
-                    {entry.host, entry.remote,
-                     failure->second->in_the_way ? skip_reason::in_the_way : skip_reason::failed,
-                     failure->second->text});
-            }
-        }
-        todo_.clear();
-        co_await save();
-        if (again) co_await select();
-    }
-
-    void note_placed(const local_entry& entry, const manifest_entry& record) {
-        placed_.insert_or_assign(entry.remote, record);
-        if (request_.remember) {
-            remembered_.entries.insert_or_assign(entry.remote, record);
-            remembered_changed_ = true;
-        }
-    }
-
     asio::awaitable<void> save() {
-        if (!remembered_changed_) co_return;
-        remembered_changed_ = false;
+        if (!plan_.take_changed()) co_return;
         try {
-            co_await shop_->save(result_.sandbox_id, remembered_);
+            co_await shop_->save(result_.sandbox_id, plan_.remembered());
         } catch (const std::system_error& problem) {
             throw_host_trouble(problem, "writing down what was sent");
         }
@@ -322,23 +264,20 @@ private:
 
     asio::awaitable<push_result> finish() {
         co_await save();
-        for (const auto& [path, record] : placed_) {
+        for (const auto& [path, record] : plan_.placed()) {
             if (record.kind == file_kind::directory) continue;
             ++result_.sent;
             result_.bytes += record.print.size;
         }
+        result_.unchanged = plan_.unchanged();
+        result_.skipped = plan_.skipped();
         co_return std::move(result_);
     }
 
     std::shared_ptr<workshop> shop_;
     push_request request_;
     listeners who_;
-    scanned found_;
-    manifest remembered_;
-    bool remembered_changed_ = false;
-    std::vector<local_entry> todo_;
-    std::map<std::string, manifest_entry> placed_; // by this very call
-    std::set<std::string> given_up_;               // cannot be placed, and are named
+    push_plan plan_;
     push_result result_;
 };
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -45,6 +46,11 @@ private:
     asio::steady_timer timer_;
     int tries_ = 0;
 };
+
+bool may_be_full(const cloud::failure& failure) {
+    return failure.status != 0 && (failure.kind == cloud::failure_kind::server_error ||
+                                   failure.kind == cloud::failure_kind::bad_request);
+}
 
 } // namespace
 
@@ -91,18 +97,56 @@ void sandbox_side::fail(const helper_error& error) const {
     fail({error_name::sync_failed, "in the sandbox: " + detail});
 }
 
-asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::uint64_t size,
-                                             std::uint64_t& gone) {
+struct sandbox_side::upload {
+    std::function<asio::awaitable<cloud::result<void>>()> send;
+    std::uint64_t size = 0;
+    json::object sweep; // arguments
+    std::string_view doing;
+};
+
+// How the platform says that the disk is full is not known. So whatever answer might mean that has
+// what nobody needs taken away, which also tells what room there is, and is tried once more.
+asio::awaitable<void> sandbox_side::insist(upload what) {
     patience more(executor_);
-    for (;;) {
-        const auto put = account_.observe(co_await account_.cloud().put_file(
-            sandbox_id_, part_path(operation_, number), fd, 0, size, &gone));
+    for (bool swept = false;;) {
+        const auto put = account_.observe(co_await what.send());
         if (put.has_value()) co_return;
         const cloud::failure failure = put.error();
+        if (may_be_full(failure)) {
+            const std::optional<std::uint64_t> room = co_await make_room(what.sweep);
+            if (swept && room && *room < what.size) {
+                fail(helper_error{"no_space", std::to_string(*room) + " bytes are free"});
+            }
+            if (!std::exchange(swept, true)) continue;
+        }
         bool again = core::is_transient(failure);
         if (again) again = co_await more.wait(failure.retry_after);
-        if (!again) fail(failure, "sending files to the sandbox");
+        if (!again) fail(failure, what.doing);
     }
+}
+
+asio::awaitable<std::optional<std::uint64_t>> sandbox_side::make_room(json::object arguments) {
+    const outcome said = co_await call_once(helper_call("sweep", json::serialize(arguments)));
+    if (!said.answer) co_return std::nullopt;
+    co_return parse_sweep(*said.answer);
+}
+
+asio::awaitable<void> sandbox_side::drop(std::vector<std::string> live) {
+    const json::object arguments = drop_arguments(operation_, live);
+    co_await call_once(helper_call("drop", json::serialize(arguments)));
+}
+
+asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::uint64_t size,
+                                             std::uint64_t& gone, std::vector<std::string> live) {
+    upload what;
+    what.send = [this, number, fd, size, &gone] {
+        return account_.cloud().put_file(sandbox_id_, part_path(operation_, number), fd, 0, size,
+                                         &gone);
+    };
+    what.size = size;
+    what.sweep = drop_arguments(operation_, live);
+    what.doing = "sending files to the sandbox";
+    co_await insist(std::move(what));
 }
 
 asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::uint64_t size,
@@ -127,19 +171,18 @@ asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::ui
 
 asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object arguments) {
     std::string text = json::serialize(arguments);
-    patience more(executor_);
     if (text.size() > longest_arguments) {
-        for (;;) {
-            const auto put = account_.observe(co_await account_.cloud().put_content(
-                sandbox_id_, arguments_path(operation_), text));
-            if (put.has_value()) break;
-            const cloud::failure failure = put.error();
-            bool again = core::is_transient(failure);
-            if (again) again = co_await more.wait(failure.retry_after);
-            if (!again) fail(failure, "sending a list of files");
-        }
+        upload what;
+        what.send = [this, &text] {
+            return account_.cloud().put_content(sandbox_id_, arguments_path(operation_), text);
+        };
+        what.size = text.size();
+        what.sweep = {{"op", operation_}, {"live", arguments.at("live")}};
+        what.doing = "sending a list of files";
+        co_await insist(std::move(what));
         text = "@" + arguments_path(operation_);
     }
+    patience more(executor_);
     const std::vector<std::string> argv = helper_call(verb, std::move(text));
     for (;;) {
         outcome said = co_await call_once(argv);

@@ -13,6 +13,7 @@
 #include <boost/asio/awaitable.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,16 +37,23 @@ public:
     const std::string& operation() const noexcept { return operation_; }
 
     // Part `number` from `fd`, `size` bytes from its beginning. `gone` tells how many have gone.
+    // `live`: operations of which nothing may be swept to make room.
     boost::asio::awaitable<void> put_part(std::size_t number, int fd, std::uint64_t size,
-                                          std::uint64_t& gone);
+                                          std::uint64_t& gone, std::vector<std::string> live);
     // ... and into `fd`; it must be of exactly that size.
     boost::asio::awaitable<void> get_part(std::size_t number, int fd, std::uint64_t size,
                                           std::uint64_t& come);
     // The helper's answer, `error` taken out of it and thrown.
     boost::asio::awaitable<json::object> call(std::string verb, json::object arguments);
+    // Takes away what the operation has there. One try, as the next operation would do it too.
+    boost::asio::awaitable<void> drop(std::vector<std::string> live);
 
 private:
     struct outcome;
+    struct upload;
+    boost::asio::awaitable<void> insist(upload what);
+    // The bytes that are free once what nobody needs has gone; nothing if that could not be done.
+    boost::asio::awaitable<std::optional<std::uint64_t>> make_room(json::object arguments);
     boost::asio::awaitable<outcome> call_once(const std::vector<std::string>& argv);
     // Throw, with the sandbox's id.
     [[noreturn]] void fail(const rpc_error& error) const;

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <memory>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 
 namespace sandboxd::sync {
@@ -77,7 +78,7 @@ private:
             found.remote += name;
             found.inside += name;
             struct stat status {};
-            if (name == marker_name || is_below(found.remote, own_directory)) {
+            if (is_below(found.remote, own_directory)) {
                 skip(found, skip_reason::special, "the name is the daemon's own");
             } else if (::fstatat(::dirfd(directory.get()), each->d_name, &status,
                                  AT_SYMLINK_NOFOLLOW) == 0) {
@@ -137,6 +138,53 @@ private:
 
 } // namespace
 
+namespace {
+
+// Of what is to be below a file or a link of the same push, the file or the link stands.
+void leave_out_what_has_no_place(scanned& all) {
+    std::unordered_map<std::string_view, bool> taken; // paths, and whether they are no directories
+    for (const local_entry& each : all.entries)
+        taken.emplace(each.remote, each.kind != file_kind::directory);
+    std::vector<std::string_view> asked;
+    const auto is_below_a_file = [&](std::string_view path) {
+        asked.clear();
+        bool found = false;
+        while (path != workspace) {
+            path = parent_of(path);
+            const auto known = taken.find(path);
+            if (known != taken.end()) {
+                found = known->second;
+                break;
+            }
+            asked.push_back(path);
+        }
+        for (const std::string_view parent : asked)
+            taken.emplace(parent, found);
+        return found;
+    };
+    std::vector<bool> left_out(all.entries.size());
+    for (std::size_t i = 0; i < all.entries.size(); ++i) {
+        const local_entry& each = all.entries[i];
+        left_out[i] = is_below_a_file(each.remote);
+        // Parents come first, so that what is below a directory without a place has none either.
+        if (left_out[i]) taken[each.remote] = true;
+    }
+    std::vector<local_entry> kept;
+    kept.reserve(all.entries.size());
+    for (std::size_t i = 0; i < all.entries.size(); ++i) {
+        local_entry& each = all.entries[i];
+        if (left_out[i]) {
+            all.skipped.push_back({each.host, each.remote, skip_reason::in_the_way,
+                                   "what it would be in is a file or a link of the same push"});
+        } else {
+            kept.push_back(std::move(each));
+        }
+    }
+    all.entries = std::move(kept);
+}
+
+} // namespace
+
 std::string_view to_string(skip_reason reason) noexcept {
     switch (reason) {
     case skip_reason::missing:
@@ -176,6 +224,7 @@ scanned scan(const std::vector<path_pair>& pairs, const std::atomic<bool>& stop)
         each_once.push_back(std::move(entry));
     }
     out.entries = std::move(each_once);
+    leave_out_what_has_no_place(out);
     return out;
 }
 

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <set>
 #include <system_error>
 
 namespace sandboxd::sync {
@@ -24,10 +25,6 @@ namespace {
 
 constexpr std::chrono::milliseconds news_every{250};
 constexpr int fetches_at_once = 4; // of one key
-
-std::string marker_of(const std::string& root) {
-    return root + "/" + std::string(marker_name);
-}
 
 } // namespace
 
@@ -56,24 +53,42 @@ std::string workshop::manifest_name(const std::string& sandbox_id) const {
 
 asio::awaitable<manifest> workshop::load(std::string sandbox_id) {
     const std::string name = manifest_name(sandbox_id);
-    manifest found = co_await elsewhere([this, &name] { return manifests.load(name); });
-    if (const auto gone = lost.find(sandbox_id); gone != lost.end()) {
-        for (const std::string& root : gone->second)
-            found.forget_root(root);
-    }
-    co_return found;
+    co_return co_await elsewhere([this, &name] { return manifests.load(name); });
 }
 
 asio::awaitable<void> workshop::save(std::string sandbox_id, const manifest& what) {
-    co_await elsewhere([this, &what] {
+    std::mt19937 own_chance(chance()); // as it is another thread's for a while
+    watched[sandbox_id] = co_await elsewhere([this, &what, &own_chance] {
         manifests.save(what);
-        return true;
+        return witnesses(what, own_chance);
     });
-    std::map<std::string, std::string>& known_markers = markers[sandbox_id];
-    known_markers.clear();
-    for (const std::string& root : what.watched_roots(core::most_marks))
-        known_markers[root] = what.roots.at(root);
-    lost.erase(sandbox_id); // on disk now
+}
+
+bool workshop::doubted(const std::string& sandbox_id) const {
+    return manifests.doubted(manifest_name(sandbox_id));
+}
+
+void workshop::doubt(const std::string& sandbox_id) {
+    ++warnings[sandbox_id];
+    manifests.set_doubted(manifest_name(sandbox_id), true);
+}
+
+void workshop::settle(const std::string& sandbox_id) {
+    manifests.set_doubted(manifest_name(sandbox_id), false);
+}
+
+void workshop::forget_the_gone(const std::vector<core::sandbox_record>& records) {
+    std::set<std::string> files;
+    std::set<std::string> ids;
+    for (const core::sandbox_record& each : records) {
+        if (each.sandbox_id.empty()) continue;
+        files.insert(each.base_url + " " + each.fingerprint + " " + each.sandbox_id);
+        ids.insert(each.sandbox_id);
+    }
+    manifests.keep_only(files);
+    const auto is_gone = [&ids](const auto& each) { return !ids.contains(each.first); };
+    std::erase_if(watched, is_gone);
+    std::erase_if(warnings, is_gone);
 }
 
 std::vector<std::string> workshop::live_in(const std::string& sandbox_id) const {
@@ -92,7 +107,7 @@ asio::awaitable<key_lock> wait_for(workshop::lock_map& locks, asio::any_io_execu
     while (mine->taken == at_once)
         co_await mine->changed.wait();
     ++mine->taken;
-    co_return key_lock(mine);
+    co_return key_lock(locks, std::move(key), mine);
 }
 
 } // namespace
@@ -103,6 +118,14 @@ asio::awaitable<key_lock> key_lock::take(workshop& shop, core::sandbox_key key) 
 
 asio::awaitable<key_lock> key_lock::take_to_fetch(workshop& shop, core::sandbox_key key) {
     return wait_for(shop.fetches, shop.executor, std::move(key), fetches_at_once);
+}
+
+key_lock::~key_lock() {
+    if (!held_) return;
+    --held_->taken;
+    held_->changed.notify_all();
+    // The map's and this one: nobody waits, and nobody else has it.
+    if (held_.use_count() == 2) locks_.erase(key_);
 }
 
 operation_name::operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id)
@@ -155,13 +178,7 @@ service::~service() {
 
 void service::sweep(const std::vector<core::sandbox_record>& records) {
     sweep_stages(shop_->stages);
-    std::set<std::string> wanted;
-    for (const core::sandbox_record& each : records) {
-        if (!each.sandbox_id.empty()) {
-            wanted.insert(each.base_url + " " + each.fingerprint + " " + each.sandbox_id);
-        }
-    }
-    shop_->manifests.keep_only(wanted);
+    shop_->forget_the_gone(records);
 }
 
 void service::stop() {
@@ -211,21 +228,30 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
         const operation_name operation(shop, id);
         manifest remembered = co_await shop->load(id);
         // Before anything is deleted: should this be the end of the daemon, it is sent again.
-        const std::size_t before = remembered.entries.size();
+        bool known = false;
         for (const std::string& path : paths)
-            remembered.forget(path);
-        if (remembered.entries.size() != before) co_await shop->save(id, remembered);
+            known = remembered.unsettle(path) || known;
+        if (known) co_await shop->save(id, remembered);
         try {
             sandbox_side there(shop->executor, shop->account, id, operation.text());
-            const json::object said = co_await there.call("delete", delete_arguments(paths));
+            const std::vector<std::string> live = shop->live_in(id);
+            json::object asked = paths_arguments(operation.text(), live, paths);
+            const json::object said = co_await there.call("delete", std::move(asked));
             const auto answer = parse_delete(said, paths.size());
             if (!answer) {
                 throw rpc_error(error_name::sync_failed, "the sandbox's answer makes no sense");
             }
             result.deleted = answer->deleted;
             result.missing = answer->missing;
-            for (const helper_failure& each : answer->failed)
+            std::set<std::string> left;
+            for (const helper_failure& each : answer->failed) {
+                left.insert(paths[each.index]);
                 result.failed.push_back({{}, paths[each.index], skip_reason::failed, each.text});
+            }
+            for (const std::string& path : paths) {
+                if (!left.contains(path)) remembered.forget(path);
+            }
+            if (known) co_await shop->save(id, remembered);
             co_return result;
         } catch (const sandbox_lost&) {
             if (last) throw;
@@ -235,37 +261,28 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
 }
 
 std::vector<std::string> service::marks(const std::string& sandbox_id) {
-    auto found = shop_->markers.find(sandbox_id);
-    if (found == shop_->markers.end()) {
+    auto found = shop_->watched.find(sandbox_id);
+    if (found == shop_->watched.end()) {
         // Once a sandbox and daemon.
         const manifest remembered = shop_->manifests.load(shop_->manifest_name(sandbox_id));
-        found = shop_->markers.emplace(sandbox_id, std::map<std::string, std::string>()).first;
-        for (const std::string& root : remembered.watched_roots(core::most_marks))
-            found->second[root] = remembered.roots.at(root);
+        found = shop_->watched.emplace(sandbox_id, witnesses(remembered, shop_->chance)).first;
     }
-    std::vector<std::string> paths;
-    for (const auto& [root, token] : found->second)
-        paths.push_back(marker_of(root));
-    return paths;
+    return found->second.next(core::most_marks);
 }
 
 void service::on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
                        const std::vector<std::optional<std::string>>& contents) {
-    const auto found = shop_->markers.find(sandbox_id);
-    if (found == shop_->markers.end()) return;
+    const auto found = shop_->watched.find(sandbox_id);
+    if (found == shop_->watched.end()) return;
     const std::size_t count = std::min(paths.size(), contents.size());
-    for (auto it = found->second.begin(); it != found->second.end();) {
-        const auto& [root, token] = *it;
-        const auto at = std::find(paths.begin(), paths.end(), marker_of(root));
-        const auto index = static_cast<std::size_t>(at - paths.begin());
-        if (index >= count || contents[index] == token) {
-            ++it;
-            continue;
-        }
-        spdlog::info("sandbox {}: what was pushed to {} is not there any more", sandbox_id, root);
-        shop_->lost[sandbox_id].insert(root);
-        it = found->second.erase(it);
+    bool gone = false;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (contents[i]) continue;
+        spdlog::info("sandbox {}: {} was pushed, and is not there any more", sandbox_id, paths[i]);
+        found->second.dismiss(paths[i]);
+        gone = true;
     }
+    if (gone) shop_->doubt(sandbox_id);
 }
 
 } // namespace sandboxd::sync

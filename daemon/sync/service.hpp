@@ -102,7 +102,7 @@ public:
     boost::asio::awaitable<delete_result> remove(core::sandbox_key key,
                                                  std::vector<std::string> paths);
 
-    // The markers of what was pushed: a tree that was removed has none.
+    // Files that were pushed: one that is not there any more makes the next push look at all.
     std::vector<std::string> marks(const std::string& sandbox_id) override;
     void on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
                   const std::vector<std::optional<std::string>>& contents) override;

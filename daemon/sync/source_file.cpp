@@ -13,9 +13,14 @@ namespace sandboxd::sync {
 namespace {
 
 constexpr std::size_t piece = 256U << 10;
+// A file with more is not worth to be told hole by hole: each takes memory here and in the archive.
+constexpr std::size_t most_stretches = 10'000;
 
 std::int64_t nanoseconds(const struct timespec& time) {
-    return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+    // Some file systems know of times that are 300 years away; those all look the same.
+    constexpr std::int64_t most_seconds = 9'000'000'000;
+    const std::int64_t seconds = std::clamp<std::int64_t>(time.tv_sec, -most_seconds, most_seconds);
+    return seconds * 1'000'000'000 + time.tv_nsec;
 }
 
 } // namespace
@@ -36,6 +41,7 @@ source_file::source_file(const std::string& path)
     if (::fstat(fd_.get(), &status) != 0) sys::throw_errno("cannot examine " + path);
     if (!S_ISREG(status.st_mode)) sys::throw_errno(path + " is not a regular file", EINVAL);
     print_ = print_of(status);
+    modified_ = status.st_mtim.tv_sec;
     mode_ = mode_of(status);
     // 512: what st_blocks counts in, whatever the file system's own blocks are.
     sparse_ = static_cast<std::uint64_t>(status.st_blocks) * 512 < print_.size;
@@ -49,7 +55,8 @@ void source_file::find_stretches() {
         const off_t data = ::lseek(fd_.get(), static_cast<off_t>(at), SEEK_DATA);
         if (data < 0 && errno == ENXIO) return; // holes up to the end
         const off_t hole = data < 0 ? data : ::lseek(fd_.get(), data, SEEK_HOLE);
-        if (hole < 0) { // a file system that compresses, and does not tell
+        // `hole < 0`: a file system that compresses, and does not tell.
+        if (hole < 0 || stretches_.size() == most_stretches) {
             sparse_ = false;
             stretches_.clear();
             return;

@@ -30,6 +30,7 @@ public:
     explicit source_file(const std::string& path);
 
     const file_print& print() const noexcept { return print_; }
+    std::int64_t modified() const noexcept { return modified_; } // seconds since 1970
     unsigned mode() const noexcept { return mode_; }
     bool sparse() const noexcept { return sparse_; }
     // Where there is data, in order; what lies between is holes. One of all the file if not sparse.
@@ -44,6 +45,7 @@ private:
 
     sys::unique_fd fd_;
     file_print print_;
+    std::int64_t modified_ = 0;
     unsigned mode_ = 0;
     bool sparse_ = false;
     std::vector<stretch> stretches_;

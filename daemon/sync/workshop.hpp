@@ -13,6 +13,7 @@
 #include "sync/manifest_store.hpp"
 #include "sync/pace.hpp"
 #include "sync/service.hpp"
+#include "sync/witnesses.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -30,6 +31,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -58,10 +60,12 @@ struct workshop {
     // Operations under way, by the sandbox they are for: what others have left there is swept.
     std::map<std::string, std::set<std::string>> live;
 
-    // The markers of sandboxes' roots, as far as they were asked for; and roots that were found
-    // without theirs, of which nothing may be believed.
-    std::map<std::string, std::map<std::string, std::string>> markers;
-    std::map<std::string, std::set<std::string>> lost;
+    // What commands are asked about, of the sandboxes that had any since the daemon began.
+    std::map<std::string, witnesses> watched;
+    std::mt19937 chance{std::random_device()()};
+    // How often a sandbox's commands have told of something that is gone: what was looked at before
+    // the last time settles nothing.
+    std::map<std::string, std::uint64_t> warnings;
 
     struct lock_state {
         explicit lock_state(boost::asio::any_io_executor executor) : changed(std::move(executor)) {}
@@ -89,9 +93,14 @@ struct workshop {
     // The record of the key's sandbox, if there is one of this account.
     std::optional<core::sandbox_record> known(const core::sandbox_key& key) const;
     std::string manifest_name(const std::string& sandbox_id) const;
-    // Without what is known to be lost.
     boost::asio::awaitable<manifest> load(std::string sandbox_id);
     boost::asio::awaitable<void> save(std::string sandbox_id, const manifest& what);
+    // Whether something of what the manifest says is known to be gone.
+    bool doubted(const std::string& sandbox_id) const;
+    void doubt(const std::string& sandbox_id);
+    void settle(const std::string& sandbox_id);
+    // Of sandboxes that no record knows any more.
+    void forget_the_gone(const std::vector<core::sandbox_record>& records);
     std::vector<std::string> live_in(const std::string& sandbox_id) const;
 
 private:
@@ -121,18 +130,19 @@ private:
 // thread, and what it has packed takes room in the sandbox.
 class key_lock {
 public:
+    // `shop` outlives the lock.
     static boost::asio::awaitable<key_lock> take(workshop& shop, core::sandbox_key key);
     static boost::asio::awaitable<key_lock> take_to_fetch(workshop& shop, core::sandbox_key key);
-    explicit key_lock(std::shared_ptr<workshop::lock_state> held) : held_(std::move(held)) {}
+    key_lock(workshop::lock_map& locks, core::sandbox_key key,
+             std::shared_ptr<workshop::lock_state> held)
+        : locks_(locks), key_(std::move(key)), held_(std::move(held)) {}
     key_lock(key_lock&&) noexcept = default;
     key_lock& operator=(key_lock&&) = delete;
-    ~key_lock() {
-        if (!held_) return;
-        --held_->taken;
-        held_->changed.notify_all();
-    }
+    ~key_lock();
 
 private:
+    workshop::lock_map& locks_;
+    core::sandbox_key key_;
     std::shared_ptr<workshop::lock_state> held_;
 };
 

@@ -179,10 +179,10 @@ def test_a_directory_is_never_lost_to_a_file(peer: Peer, emulator: Emulator, tmp
     source = tmp_path / "f"
     source.write_bytes(b"f")
     result = push(peer, (source, "x/full"), (source, "x/empty"), (source, "x/was-file/below"))
-    assert [(each["remote"], each["reason"]) for each in result["skipped"]] == [("/workspace/x/full", "in_the_way")]
+    assert [(each["remote"], each["reason"]) for each in result["skipped"]] == [("/workspace/x/full", "in_the_way"), ("/workspace/x/was-file/below", "in_the_way")]
     assert (workspace(emulator) / "x" / "full" / "keep").exists()
     assert (workspace(emulator) / "x" / "empty").read_bytes() == b"f"
-    assert (workspace(emulator) / "x" / "was-file" / "below").read_bytes() == b"f"
+    assert (workspace(emulator) / "x" / "was-file").read_bytes() == b"file\n"
 
 
 @pytest.mark.parametrize("remote", ["/etc/x", "/workspace/../etc/x", "..", "/workspacex/f", "/workspace/.deepinfra-sandboxd/shim", "a/../b", ""])

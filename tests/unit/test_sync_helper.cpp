@@ -30,7 +30,7 @@ TEST_CASE("sync helper: any bytes travel as characters and come back") {
 
 TEST_CASE("sync helper: no path is ever part of a program") {
     const std::string path = "/workspace/$(touch x)\xff";
-    const std::string asked = json::serialize(delete_arguments({path}));
+    const std::string asked = json::serialize(paths_arguments("op", {"op"}, {path}));
     const auto argv = helper_call("delete", asked);
     CHECK(argv[0] == "python3");
     CHECK(argv[4] == helper_source());
@@ -52,16 +52,20 @@ TEST_CASE("sync helper: the last line is the answer, if it is an object") {
 }
 
 TEST_CASE("sync helper: numbers that do not fit what was asked are no answer") {
-    CHECK(parse_unpack(object(R"({"lost":[0],"failed":[[1,"in_the_way","x"]]})"), 2, 1)
+    CHECK(parse_unpack(object(R"({"gone":[0],"failed":[[1,"in_the_way","x"]]})"), 2, 1)
               ->failed[0]
               .in_the_way);
     for (const char* bad :
-         {R"({"lost":[1],"failed":[]})", R"({"lost":[],"failed":[[2,"a","b"]]})", R"({"lost":[]})",
-          R"({"lost":[-1],"failed":[]})", R"({"lost":[],"failed":[[0,"a"]]})",
-          R"({"lost":{},"failed":[]})", R"({"lost":[],"failed":[0]})"}) {
+         {R"({"gone":[1],"failed":[]})", R"({"gone":[],"failed":[[2,"a","b"]]})", R"({"gone":[]})",
+          R"({"gone":[-1],"failed":[]})", R"({"gone":[],"failed":[[0,"a"]]})",
+          R"({"gone":{},"failed":[]})", R"({"gone":[],"failed":[0]})"}) {
         CAPTURE(bad);
         CHECK(!parse_unpack(object(bad), 2, 1));
     }
+    CHECK(parse_look(object(R"({"gone":[1]})"), 2) == std::vector<std::size_t>{1});
+    CHECK(!parse_look(object(R"({"gone":[2]})"), 2));
+    CHECK(parse_sweep(object(R"({"free":5})")) == 5);
+    CHECK(!parse_sweep(object(R"({"free":-5})")));
     const std::string good =
         R"({"kind":"file","bytes":5,"members":4,"sizes":[100,20],"drop":[3],"skipped":[["/workspace/caf\u00e9","special","t"]],"skipped_more":0})";
     const auto packed = parse_pack(object(good), 100);

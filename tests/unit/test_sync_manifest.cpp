@@ -20,11 +20,11 @@ local_entry local_file() {
 manifest sample() {
     manifest all;
     all.sandbox = "https://x abc sb_1";
-    all.roots = {{"/workspace/a", "t1"}, {"/workspace", "t2"}};
     all.entries = {{"/workspace/a/f", file_entry()},
                    {"/workspace/a/d", {file_kind::directory, 0755, {}, false, ""}},
                    {"/workspace/a/d/x y\n%", file_entry()},
                    {"/workspace/a/d-", file_entry()},
+                   {"/workspace/a/gone", {file_kind::file, 0600, {1, 2, 3, 4}, false, "d3", true}},
                    {"/workspace/\xff", {file_kind::link, 0777, {1, 2, 3, 4}, true, "d2"}}};
     return all;
 }
@@ -56,6 +56,9 @@ TEST_CASE("sync manifest: what is the same in all that can be seen is unchanged,
     manifest_entry doubtful = known;
     doubtful.doubtful = true;
     CHECK(compare(&doubtful, local_file()) == verdict::look);
+    manifest_entry unsettled = known;
+    unsettled.unsettled = true;
+    CHECK(compare(&unsettled, local_file()) == verdict::changed);
 }
 
 TEST_CASE("sync manifest: a file that has just changed may change again unseen") {
@@ -73,12 +76,11 @@ TEST_CASE("sync manifest: written and read again it is the same, and half of it 
     const auto again = parse_manifest(text);
     REQUIRE(again);
     CHECK(again->sandbox == all.sandbox);
-    CHECK(again->roots == all.roots);
     CHECK(again->entries == all.entries);
     for (std::size_t size = 0; size < text.size(); ++size)
         CHECK(!parse_manifest(text.substr(0, size)));
     CHECK(!parse_manifest(text + "f 644"));
-    const std::string head = text.substr(0, text.find("root "));
+    const std::string head = text.substr(0, text.find("f 600"));
     CHECK(parse_manifest(head + "end\n"));
     for (const std::string bad :
          {"f 644 1 1 1 1 = d\n", "f x 1 1 1 1 = d p\n", "f 644 1 1 1 1 = d p q\n",
@@ -91,20 +93,20 @@ TEST_CASE("sync manifest: written and read again it is the same, and half of it 
 TEST_CASE("sync manifest: forgetting takes what is below, and nothing that only looks like it") {
     manifest all = sample();
     all.forget("/workspace/a/d");
-    CHECK(all.entries.size() == 3);
+    CHECK(all.entries.size() == 4);
     CHECK(all.find("/workspace/a/d-") != nullptr);
     CHECK(all.find("/workspace/a/d/x y\n%") == nullptr);
-    all.forget_root("/workspace/a");
+    all.forget("/workspace/a");
     CHECK(all.entries.size() == 1);
-    CHECK(!all.roots.contains("/workspace/a"));
-    CHECK(all.roots.contains("/workspace"));
     all.forget("/workspace");
     CHECK(all.entries.empty());
-    CHECK(all.roots.empty());
 }
 
-TEST_CASE("sync manifest: the roots with the most files are watched first") {
-    const manifest all = sample();
-    CHECK(all.watched_roots(1) == std::vector<std::string>{"/workspace/a"});
-    CHECK(all.watched_roots(4).size() == 2);
+TEST_CASE("sync manifest: what is about to be touched is unsettled, with all that is below it") {
+    manifest all = sample();
+    CHECK(!all.unsettle("/workspace/a/nothing"));
+    CHECK(all.unsettle("/workspace/a/d"));
+    CHECK(all.find("/workspace/a/d")->unsettled);
+    CHECK(all.find("/workspace/a/d/x y\n%")->unsettled);
+    CHECK(!all.find("/workspace/a/d-")->unsettled);
 }

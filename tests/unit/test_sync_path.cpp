@@ -23,9 +23,9 @@ TEST_CASE("sync path: only /workspace and what is below it, in one spelling") {
     CHECK(workspace_path("/workspace/.deepinfra-sandboxd-x"));
 }
 
-TEST_CASE("sync path: a root is the first directory") {
-    CHECK(root_of("/workspace/a/b/c") == "/workspace/a");
-    CHECK(root_of("/workspace/a") == "/workspace");
+TEST_CASE("sync path: what a path is in, and what is below it") {
+    CHECK(parent_of("/workspace/a/b/c") == "/workspace/a/b");
+    CHECK(parent_of("/workspace/a") == "/workspace");
     CHECK(is_below("/workspace/a", "/workspace/a"));
     CHECK(!is_below("/workspace/ab", "/workspace/a"));
 }

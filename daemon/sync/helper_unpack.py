@@ -1,0 +1,312 @@
+"""unpack: what was pushed, put in place. Joined with helper.py at build time, whose names it uses.
+
+Members are taken one after the other from the archive's parts. What goes wrong with one of them is told with its number,
+and the rest goes on; an archive that is broken, or a disk that is full, ends it all.
+"""
+
+LATEST = 1 << 40  # seconds; every file system's own limits are below, and the kernel keeps to those
+MOST_STRETCHES = 1 << 20  # of one file; the daemon sends far fewer
+
+
+class Parts:
+    """The archive's parts as one stream; each is gzip or not."""
+
+    def __init__(self, directory, count):
+        self.names = [directory + b"/part-%06d" % i for i in range(count)]
+        self.next = 0
+        self.packed = None  # of a gzip part: what is still to be unpacked
+        self.inflate = None
+        self.buffer = memoryview(b"")
+
+    def fill(self):
+        try:
+            while not self.buffer:
+                if self.packed:
+                    self.buffer = memoryview(self.inflate.decompress(self.packed[:PIECE >> 2]))
+                    self.packed = self.packed[PIECE >> 2:]
+                elif self.next == len(self.names):
+                    raise Refused("archive_cut")
+                else:
+                    self.open()
+        except (OSError, ValueError, zlib.error):  # ValueError: nothing of an empty part can be mapped
+            raise Refused("archive_cut") from None
+
+    def open(self):
+        with open(self.names[self.next], "rb") as file:
+            # Mapped, so that what goes from file to file is copied once.
+            part = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self.next += 1
+        if part[:2] == b"\x1f\x8b":
+            self.packed, self.inflate = part, zlib.decompressobj(31)
+        else:
+            self.buffer = part
+
+    def some(self, most):
+        """Between one byte and `most`."""
+        if not self.buffer:
+            self.fill()
+        data = self.buffer[:most]
+        self.buffer = self.buffer[most:]
+        return data
+
+    def exactly(self, size):
+        data = bytes(self.some(size)) if size else b""
+        while len(data) < size:
+            data += self.some(size - len(data))
+        return data
+
+
+class Content:
+    """What one member has, padding behind it."""
+
+    def __init__(self, parts, size):
+        self.parts, self.left, self.padding = parts, size, padding(size)
+
+    def some(self, most):
+        if not self.left:
+            raise Refused("archive_cut")
+        data = self.parts.some(min(most, self.left))
+        self.left -= len(data)
+        return data
+
+    def exactly(self, size):
+        if size > self.left:
+            raise Refused("archive_cut")
+        self.left -= size
+        return self.parts.exactly(size)
+
+    def pass_over(self):
+        """What nobody took."""
+        self.left += self.padding
+        self.padding = 0
+        while self.left:
+            self.some(PIECE)
+
+
+class Member:
+    def __init__(self, head, attributes, size, parts):
+        prefix = field(head[345:500])
+        self.name = (prefix + b"/" if prefix else b"") + field(head[:100])
+        self.name = attributes.get(b"GNU.sparse.name", attributes.get(b"path", self.name)).rstrip(b"/")
+        self.path = b"/" + self.name
+        self.kind = head[156:157]
+        self.mode = number(head[100:108]) & 0o777
+        mtime = int(attributes[b"mtime"].split(b".")[0]) if b"mtime" in attributes else number(head[136:148])
+        self.mtime = max(-LATEST, min(mtime, LATEST))
+        self.link = attributes.get(b"linkpath", field(head[157:257]))
+        self.real_size = int(attributes[b"GNU.sparse.realsize"]) if attributes.get(b"GNU.sparse.major") == b"1" else None
+        self.content = Content(parts, size)
+
+    def write_to(self, fd):
+        if self.real_size is None:
+            stretches = [(0, self.content.left)]
+        else:
+            stretches = sparse_map(self.content)
+            os.ftruncate(fd, self.real_size)
+        for offset, length in stretches:
+            os.lseek(fd, offset, os.SEEK_SET)
+            while length:
+                data = self.content.some(min(length, PIECE))
+                length -= len(data)
+                write_all(fd, data)
+        if self.content.left:
+            raise Refused("archive_cut")
+
+
+def field(text):
+    return text.split(b"\0", 1)[0]
+
+
+def members(parts):
+    """Each Member; what it leaves of its content is passed over."""
+    attributes = {}
+    while True:
+        head = parts.exactly(BLOCK)
+        if head[:1] == b"\0":
+            return
+        size = int(attributes[b"size"]) if b"size" in attributes else number(head[124:136])
+        if head[156:157] in b"xg":
+            text = parts.exactly(size + padding(size))[:size]
+            if head[156:157] == b"x":
+                attributes = dict(records(text))
+            continue
+        member = Member(head, attributes, size, parts)
+        yield member
+        member.content.pass_over()
+        attributes = {}
+
+
+def number(text):
+    if text[0] & 0x80:  # base 256, two's complement below the first bit
+        value = int.from_bytes(text, "big") & ~(0x80 << 8 * (len(text) - 1))
+        return value - (0x80 << 8 * (len(text) - 1)) if text[0] & 0x40 else value
+    return int(text.strip(b" \0") or b"0", 8)
+
+
+def records(text):
+    while text:
+        length = int(text[:text.index(b" ")])
+        key, _, value = text[text.index(b" ") + 1:length - 1].partition(b"=")
+        yield key, value
+        text = text[length:]
+
+
+def sparse_map(content):
+    """GNU sparse 1.0: how many stretches, and where each begins and how long it is; a number a line, in whole blocks."""
+    numbers, rest, wanted = [], b"", 1
+    while len(numbers) < wanted:
+        *lines, rest = (rest + content.exactly(BLOCK)).split(b"\n")
+        numbers += map(int, lines)
+        if numbers:
+            wanted = 1 + 2 * numbers[0]
+        if wanted > 2 * MOST_STRETCHES:
+            raise Refused("archive_cut")
+    return list(zip(numbers[1:wanted:2], numbers[2:wanted:2]))
+
+
+class Target:
+    """Where members go: directories made as needed, each checked once."""
+
+    def __init__(self, ours):
+        self.ours = ours  # files and links that an earlier push has put where there is a directory now
+        self.known = {WORKSPACE: None}
+        self.modes = {}  # of directories, set last: one may forbid writing to it
+
+    def directory(self, path, member=False):
+        """None, or why nothing can be put there. A `member` is itself of the push, and not only where something of it goes."""
+        missing = []
+        above = path
+        while above not in self.known:
+            missing.append(above)
+            above = os.path.dirname(above)
+        trouble = self.known[above]
+        for each in reversed(missing):
+            trouble = trouble or self.make(each, member and each == path)
+            self.known[each] = trouble
+        return trouble
+
+    def make(self, path, member):
+        try:
+            try:
+                os.mkdir(path, 0o755)
+                return None
+            except FileExistsError:
+                return self.take_over(path, os.lstat(path).st_mode, member)
+        except OSError as problem:
+            if problem.errno in FULL:
+                raise
+            return ("failed", why(problem))
+
+    def take_over(self, path, mode, member):
+        if not stat.S_ISDIR(mode) and path in self.ours:
+            os.unlink(path)
+            os.mkdir(path, 0o755)
+        elif stat.S_ISLNK(mode):
+            # Followed on the way to a file that was named so, as any program would; but a tree consists of directories.
+            if member or not os.path.isdir(path):
+                return ("in_the_way", "there is a link of that name")
+            if not inside(path):
+                return ("failed", "a link leads out of /workspace")
+        elif not stat.S_ISDIR(mode):
+            return ("in_the_way", "there is a file of that name")
+        if not os.access(path, os.W_OK | os.X_OK):
+            self.modes.setdefault(path, stat.S_IMODE(os.stat(path).st_mode))
+            os.chmod(path, 0o700)
+        return None
+
+    def settle(self):
+        for path in sorted(self.modes, key=len, reverse=True):
+            try:
+                os.chmod(path, self.modes[path])
+            except OSError:
+                pass
+
+
+def place(member, target, aside):
+    """None, or why it is not there."""
+    if not below(member.path, WORKSPACE) or b".." in member.name.split(b"/"):
+        return ("failed", "not below /workspace")
+    if member.kind == b"5":
+        trouble = target.directory(member.path, member=True)
+        if not trouble:
+            target.modes[member.path] = member.mode
+        return trouble
+    trouble = target.directory(os.path.dirname(member.path))
+    if trouble:
+        return trouble
+    if member.kind == b"2":
+        os.symlink(member.link, aside)
+    else:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            member.write_to(fd)
+            os.fchmod(fd, member.mode)
+            os.utime(fd, (member.mtime, member.mtime))
+        finally:
+            os.close(fd)
+    return rename_to(aside, member.path)
+
+
+def rename_to(aside, path):
+    try:
+        os.rename(aside, path)
+    except IsADirectoryError:
+        try:
+            os.rmdir(path)  # an empty one is no loss
+            os.rename(aside, path)
+        except OSError:
+            return ("in_the_way", "there is a directory of that name")
+    return None
+
+
+def unpack(asked, operation):
+    parts = Parts(operation.directory, asked["parts"])
+    if any(not os.path.exists(name) for name in parts.names):
+        raise Refused("parts_missing")
+    target = Target({raw(each) for each in asked["ours"]})
+    torn = set(asked["torn"])
+    aside = operation.directory + b"/new-%d" % os.getpid()
+    gone = gone_before(operation, asked["claims"], aside)
+    failed = []
+    try:
+        for i, member in enumerate(members(parts)):
+            trouble = None
+            try:
+                if i not in torn:
+                    trouble = place(member, target, aside)
+            except Refused:
+                raise
+            except Exception as problem:
+                if isinstance(problem, OSError) and problem.errno in FULL:
+                    raise
+                trouble = ("failed", why(problem))
+            if trouble:
+                failed.append([i, trouble[0], trouble[1] if len(failed) < NAMED else ""])
+                remove(aside)
+    finally:
+        target.settle()
+    return {"failed": failed, "gone": gone}
+
+
+def gone_before(operation, claims, aside):
+    """As it was before directories were made on the way to what is new; an earlier try may have made some."""
+    kept = operation.directory + b"/gone"
+    if os.path.exists(kept):
+        with open(kept, "rb") as file:
+            return json.load(file)
+    gone = gone_of(claims)
+    write_whole(kept, json.dumps(gone).encode(), aside)
+    return gone
+
+
+def gone_of(paths):
+    """Which of them are not there, whatever it is that is there."""
+    gone = []
+    for i, path in enumerate(paths):
+        try:
+            os.lstat(raw(path))
+        except GONE:
+            gone.append(i)
+        except OSError:
+            pass
+    return gone

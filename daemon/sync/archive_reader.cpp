@@ -99,7 +99,8 @@ public:
         ::archive_write_set_bytes_in_last_block(writer_.get(), 1);
         check(::archive_write_open(writer_.get(), this, nullptr, put, nullptr));
     }
-    ~tar_sink() override { ::archive_write_fail(writer_.get()); }
+    // Closing is the only way to have libarchive's buffer freed; nothing is written any more.
+    ~tar_sink() override { given_up_ = true; }
     tar_sink(const tar_sink&) = delete;
     tar_sink& operator=(const tar_sink&) = delete;
 
@@ -126,13 +127,13 @@ public:
 private:
     static la_ssize_t put(::archive*, void* self, const void* bytes, std::size_t size) {
         auto& here = *static_cast<tar_sink*>(self);
+        if (here.given_up_) return -1;
         try {
-            append(here.fd_, {static_cast<const char*>(bytes), size});
-            return static_cast<la_ssize_t>(size);
+            if (!here.trouble_) append(here.fd_, {static_cast<const char*>(bytes), size});
         } catch (...) {
-            here.trouble_ = std::current_exception();
-            return -1;
+            here.trouble_ = std::current_exception(); // see check()
         }
+        return static_cast<la_ssize_t>(size); // told of a failure, libarchive forgets its buffer
     }
     void check(la_ssize_t code) const {
         if (trouble_) std::rethrow_exception(trouble_);
@@ -150,11 +151,12 @@ private:
     }
 
     int fd_;
-    write_handle writer_;
+    std::exception_ptr trouble_;
+    bool given_up_ = false;
+    write_handle writer_; // writes until it is gone, so it goes first
     std::vector<char> zeros_;
     std::uint64_t position_ = 0;
     std::uint64_t size_ = 0;
-    std::exception_ptr trouble_;
 };
 
 class reader {

@@ -118,3 +118,12 @@ def test_nothing_more_is_fetched_of_what_is_refused(peer: Peer, emulator: Emulat
         peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
     assert refused.value.name == "sync_failed" and "no proper archive" in refused.value.message
     assert emulator.count("GET /v1/sandboxes/{id}/fs/content") < 20
+
+
+def test_what_is_refused_leaves_no_memory_behind(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    archive = packed([(member("workspace/d"), os.urandom(300_000)), (member("workspace/d"), b"one too many")])
+    lie(peer, emulator, archive, members=1, bytes=300_000)
+    with bounded(daemon):
+        for _ in range(100):
+            with pytest.raises(RpcFailure):
+                peer.call("fs.pull", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})

@@ -183,13 +183,16 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         if (!since) {
             since = now;
         }
-        if (now - *since >= (unreachable ? limits_.unreachable : limits_.refused)) {
+        const milliseconds limit = unreachable ? limits_.unreachable : limits_.refused;
+        const milliseconds waited = now - *since;
+        if (waited >= limit) {
             return fail_unstarted(std::move(error));
         }
         milliseconds delay = retry_.next();
         if (failure.retry_after) {
             delay = std::max<milliseconds>(delay, *failure.retry_after);
         }
+        delay = std::min(delay, limit - waited); // whoever asked was promised an answer by then
         waiting_to_send_ = true;
         waiting_for_ = error.what() + std::string("; trying again");
         return {{action::wait, delay}};

@@ -105,7 +105,7 @@ TEST_CASE("exec: 429 is waited out for five minutes, ever more rarely") {
             CHECK(b.waited() == "send");
         }
         b.now = milliseconds(299'999);
-        CHECK(b.send_failed(why) == "wait-5000");
+        CHECK(b.send_failed(why) == "wait-1"); // not beyond them
         CHECK(b.waited() == "send");
         CHECK(b.send_failed(why) == "finish");
         CHECK(b.exit() == (why == kind::rate_limited ? "failed null no rate_limited"
@@ -121,6 +121,24 @@ TEST_CASE("exec: Retry-After is honoured, and never shortens the pause") {
     CHECK(b.send_failed(kind::rate_limited, std::chrono::seconds(0)) == "wait-500");
     CHECK(b.waited() == "send");
     CHECK(b.sent() == "arm read");
+}
+
+TEST_CASE("exec: no Retry-After makes anybody wait longer than was promised") {
+    exec_limits limits;
+    limits.refused = milliseconds(1'000);
+    for (const auto retry : {std::chrono::seconds(12), std::chrono::seconds(86'400)}) {
+        bench b(limits);
+        b.to_sending();
+        CHECK(b.send_failed(kind::rate_limited, retry) == "wait-1000");
+        CHECK(b.waited() == "send"); // held back before it goes out, as the platform asked for
+        CHECK(b.send_failed(kind::rate_limited, retry) == "finish");
+        CHECK(b.exit() == "failed null no rate_limited");
+    }
+    bench b(limits);
+    b.to_sending();
+    REQUIRE(b.send_failed(kind::rate_limited) == "wait-250");
+    REQUIRE(b.waited() == "send");
+    CHECK(b.send_failed(kind::rate_limited, std::chrono::seconds(12)) == "wait-750");
 }
 
 TEST_CASE("exec: a platform out of reach is tried for half a minute") {

@@ -5,9 +5,10 @@
 // sandbox (a lease) from just before it is sent until it has ended and nobody reads it any more.
 //
 // Its output goes into feeds, one a client. The first one is read from the moment the command is
-// sent: its client's window is what holds the command up. Without a client it is read on, so that
-// the end is known, and the sandbox keeps the output for the next one. Any other feed follows the
-// command through a connection of its own.
+// sent: its client's window is what holds the command up, and what that client has is what the
+// sandbox may forget. When it leaves, the next one takes its place. Without any client the first
+// one is read on, so that the end is known, and the sandbox keeps the output for whoever comes. Any
+// other feed follows the command through a connection of its own.
 #pragma once
 
 #include "base/condition.hpp"
@@ -166,6 +167,7 @@ private:
     // session_feeds.cpp
     void check_position(std::uint64_t from) const; // throws invalid_params
     void move_first(view_request view);
+    bool promote_next();
     void read_first();
     void read_anew();
     void follow_soon(const std::shared_ptr<feed>& which);

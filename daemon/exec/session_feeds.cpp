@@ -299,8 +299,37 @@ void session::let_go_if_idle() {
     }
 }
 
+// The first client has left and another one reads: its place is that one's now, as somebody must
+// say what is safe, or the command waits for that word for ever.
+bool session::promote_next() {
+    const auto next = std::find_if(feeds_.begin() + 1, feeds_.end(), [](const auto& each) {
+        return each->attended() && !each->over_;
+    });
+    if (next == feeds_.end() || record_.attached || fsm_.done() || fsm_.ending()) {
+        return false;
+    }
+    std::rotate(feeds_.begin(), next, next + 1);
+    const std::shared_ptr<feed> heir = feeds_.front();
+    if (!fsm_.running()) { // it has waited for the start, and is read for from then on
+        stop_reading(*heir);
+        return true;
+    }
+    certain_ = certain_ && line_->forgettable();
+    if (heir->line_) {
+        line_ = heir->line_;
+    } else { // it is about to begin
+        stop_reading(*heir);
+        line_ = line_from(heir->queue_.end(), true);
+        heir->line_ = line_;
+        heir->reader_ = spawn(read(heir));
+    }
+    acknowledged(*heir, heir->queue_.safe());
+    return true;
+}
+
 void session::detached(const std::shared_ptr<feed>& which) {
-    const bool first = !feeds_.empty() && which == feeds_.front();
+    const bool leads = !feeds_.empty() && which == feeds_.front();
+    const bool first = leads && !promote_next();
     if (!first || fsm_.done()) {
         stop_reading(*which);
         which->over_ = true;

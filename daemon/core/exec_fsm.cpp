@@ -377,8 +377,7 @@ exec_fsm::steps exec_fsm::on_late_verdict(exec_exit verdict) {
         return {};
     }
     const bool by_our_time = verdict.reason == exit_reason::cancelled &&
-                             exit_.reason == exit_reason::timed_out &&
-                             verdict.ran != started::no;
+                             exit_.reason == exit_reason::timed_out && verdict.ran != started::no;
     exit_ = std::move(verdict);
     if (by_our_time) { // the runner does not know why it was told to kill it
         exit_.reason = exit_reason::timed_out;

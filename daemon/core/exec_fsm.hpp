@@ -56,19 +56,19 @@ struct exec_limits {
     milliseconds linger{
         500}; // after a confirmed kill, for the last output and the stream's own end
     milliseconds answer{
-        2'000}; // for the platform's answer, when a cancel comes while it is awaited
+        2'000};               // for the platform's answer, when a cancel comes while it is awaited
     milliseconds rest{2'000}; // for output and end of what had ended before the kill, once it is
                               // known how it had
     milliseconds unanswered{
         1'500}; // beyond its own time, for a command of which nothing was heard since it was sent
-    milliseconds kill_cancelled{3'000}; // to reach the sandbox, for the kill; while that is tried
+    milliseconds kill_cancelled{3'000};  // to reach the sandbox, for the kill; while that is tried
     milliseconds kill_timed_out{10'000}; // nobody is told an end. A cancel has somebody waiting
 };
 
 // What a confirmed kill has settled.
 enum class kill_reach {
-    so_far,      // none of its processes is left; were it to start late, it would run
-    for_good,    // nor can it start any more
+    so_far,       // none of its processes is left; were it to start late, it would run
+    for_good,     // nor can it start any more
     before_start, // and it has never started
     after_end     // it is for good; and the command itself had ended before
 };

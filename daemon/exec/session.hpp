@@ -198,7 +198,7 @@ private:
     sandbox::lease lease_;
     std::shared_ptr<line>
         line_; // to the command; made when it is first sent, kept to end what may still run
-    std::uint64_t line_start_ = 0; // position that it was opened for
+    std::uint64_t line_start_ = 0;   // position that it was opened for
     std::size_t argument_bytes_ = 0; // that it was sent with, as the kernel counts
 
     std::vector<std::weak_ptr<boost::asio::cancellation_signal>>

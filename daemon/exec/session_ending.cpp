@@ -106,8 +106,8 @@ asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
         co_return kill_outcome{}; // nothing was ever sent
     }
     asio::steady_timer patience(around_.executor, kill_patience);
-    const auto first = co_await (kill_until_reached(ending, signal) ||
-                                 patience.async_wait(asio::use_awaitable));
+    const auto first =
+        co_await (kill_until_reached(ending, signal) || patience.async_wait(asio::use_awaitable));
     kill_outcome outcome{"the platform did not answer in time"};
     if (first.index() == 0) {
         outcome = std::get<0>(first);

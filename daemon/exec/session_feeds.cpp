@@ -150,7 +150,8 @@ asio::awaitable<void> session::follow(std::shared_ptr<feed> into) {
             // Whoever asks again how it ended is not kept waiting where that cannot be found out.
             const auto opened = [from = into->line_]() -> asio::awaitable<void> {
                 const line_opened outcome = co_await from->open();
-                static_cast<void>(outcome); // a line to what was sent before opens, or tells its end
+                static_cast<void>(
+                    outcome); // a line to what was sent before opens, or tells its end
             };
             asio::steady_timer patience(around_.executor, sandbox_patience);
             const auto first = co_await (opened() || patience.async_wait(asio::use_awaitable));

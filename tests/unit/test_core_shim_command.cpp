@@ -144,8 +144,8 @@ TEST_CASE("shim command: text that would be too long encoded goes as it is") {
     // What JSON cannot carry has no other way.
     CHECK(refusal(argv({"x", std::string(60'000, '\xff')})).find("on its way") !=
           std::string::npos);
-    CHECK(refusal(argv(std::vector<std::string>(17, std::string(43'000, '\xff')))).find(
-              std::to_string(max_arguments)) != std::string::npos);
+    CHECK(refusal(argv(std::vector<std::string>(17, std::string(43'000, '\xff'))))
+              .find(std::to_string(max_arguments)) != std::string::npos);
     CHECK(refusal(argv(std::vector<std::string>(20, std::string(120'000, 'x')))).find("in all") !=
           std::string::npos);
     CHECK(refusal(argv(std::vector<std::string>(17, std::string(120'000, 'x')))).empty());

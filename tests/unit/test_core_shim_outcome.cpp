@@ -43,9 +43,9 @@ TEST_CASE("shim outcome: the one that is asked for") {
 }
 
 TEST_CASE("shim outcome: what is no end, or makes no sense, is none") {
-    for (const char* end :
-         {"code=- signal=- reason=-", "code=- signal=- reason=failed", "code=999 signal=- reason=exited",
-          "code=- signal=- reason=exited", "code=3 signal=-", "code=3 reason=success"}) {
+    for (const char* end : {"code=- signal=- reason=-", "code=- signal=- reason=failed",
+                            "code=999 signal=- reason=exited", "code=- signal=- reason=exited",
+                            "code=3 signal=-", "code=3 reason=success"}) {
         CAPTURE(end);
         CHECK(outcome_of("a", line_of("a", end)) == "-");
     }

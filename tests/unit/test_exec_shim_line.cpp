@@ -107,9 +107,9 @@ TEST_CASE("shim line: a stream that stalls comes out whole, once, with its own e
     const std::string ended =
         "exit reason=exited started=yes code=3 signal=- pos=9 out=9 err=0 dropped=0 background=0 "
         "elapsed_ms=1 output=kept errno=- at=-\n";
-    for (const std::string& next : {std::string(), std::string("o 2 2 r 7\nthe"),
-                                    std::string("o 2 2 r 7\nthe end\n"),
-                                    std::string("o 2 2 r 7\nthe end\nexit reason=exi")}) {
+    for (const std::string& next :
+         {std::string(), std::string("o 2 2 r 7\nthe"), std::string("o 2 2 r 7\nthe end\n"),
+          std::string("o 2 2 r 7\nthe end\nexit reason=exi")}) {
         CAPTURE(next);
         const bool all = next.find("end") != std::string::npos;
         const std::string again = all ? test::hello(9, 0, "attached")

@@ -16,6 +16,11 @@ namespace sandboxd::core {
 
 inline constexpr std::size_t max_argument =
     131'071; // bytes of one argv element: Linux' MAX_ARG_STRLEN less its NUL
+inline constexpr std::size_t max_arguments =
+    2U << 20; // of all of them and the environment, as kernel_size counts: a quarter of the usual
+              // limit of the stack. A sandbox with an environment of its own takes less
+inline constexpr std::size_t least_arguments =
+    131'072; // ARG_MAX: so much every Linux takes, whatever its limits
 
 struct command_spec {
     // Exactly one of the three is set. Bytes, without NUL.
@@ -50,8 +55,11 @@ enum class kill_signal { interrupt, terminate, kill }; // each sharper than the 
 // Throws rpc_error: invalid_params for a NUL byte or a name no environment can hold,
 // argument_too_long for what the kernel would refuse.
 void check_spec(const command_spec& spec);
-// Throws rpc_error argument_too_long for what the kernel would refuse.
+// Of what check_spec has passed, as it goes to the sandbox: throws likewise. What JSON text cannot
+// carry as it is gets longer on the way.
 void check_lengths(const std::vector<std::string>& argv);
+// What the kernel counts of it: the strings, their NULs, and pointers to them.
+std::size_t kernel_size(const std::vector<std::string>& argv) noexcept;
 
 // Where input that is too long for an argument is put.
 std::string upload_path(std::string_view kind, const std::string& exec_id);

@@ -10,6 +10,22 @@ namespace {
 
 using kind = cloud::failure_kind;
 
+// Not by the kill: it ended, or could not be started, before that reached it.
+bool ended_before_kill(const exec_exit& verdict) noexcept {
+    return verdict.reason == exit_reason::exited || verdict.reason == exit_reason::timed_out ||
+           verdict.reason == exit_reason::failed;
+}
+
+constexpr const char* found_ended =
+    "it had ended before it could be ended, and how it had could not be found out";
+
+void add_sentence(std::string& to, std::string_view more) {
+    if (!to.empty() && !more.empty()) {
+        to += "; ";
+    }
+    to += more;
+}
+
 } // namespace
 
 std::string_view to_string(exit_reason reason) noexcept {
@@ -46,7 +62,7 @@ exec_fsm::steps exec_fsm::begin() {
 
 exec_fsm::steps exec_fsm::resume() {
     resumed_ = true;
-    return {{action::arm}, {action::acquire}};
+    return {{action::arm, limits_.unanswered}, {action::acquire}};
 }
 
 exec_fsm::steps exec_fsm::give_up(std::string why) {
@@ -70,10 +86,7 @@ exec_fsm::steps exec_fsm::on_acquired() {
         return {};
     }
     phase_ = phase::sending;
-    if (resumed_) {
-        return {{action::send}}; // its clock has been running all along
-    }
-    return {{action::arm}, {action::send}};
+    return {{action::send}};
 }
 
 exec_fsm::steps exec_fsm::on_not_acquired(rpc_error error) {
@@ -88,12 +101,23 @@ exec_fsm::steps exec_fsm::on_waited() {
         return {};
     }
     waiting_to_send_ = false;
-    return {{action::arm}, {action::send}};
+    return {{action::send}};
+}
+
+// Its own time begins when it is known to have begun. Until then another, longer clock runs, for a
+// platform that says nothing at all; not over what goes before, however long that takes.
+exec_fsm::steps exec_fsm::on_posted() {
+    if (phase_ != phase::sending || resumed_) {
+        return {}; // resumed: its clock has been running all along
+    }
+    return {{action::arm, limits_.unanswered}};
 }
 
 exec_fsm::steps exec_fsm::on_sent() {
     if (phase_ == phase::ending) {
-        answered_ = true;
+        if (std::exchange(answered_, true)) {
+            return {};
+        }
         steps next = kill_again(); // the kill before it may have come too early
         next.insert(next.begin(), {action::read});
         return next;
@@ -104,6 +128,9 @@ exec_fsm::steps exec_fsm::on_sent() {
     answered_ = true;
     phase_ = phase::running;
     steps next{{action::read}};
+    if (!resumed_) {
+        next.insert(next.begin(), {action::arm});
+    }
     if (cancel_wanted_) {
         const steps more = end(exit_reason::cancelled);
         next.insert(next.end(), more.begin(), more.end());
@@ -114,6 +141,9 @@ exec_fsm::steps exec_fsm::on_sent() {
 exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure& failure) {
     const bool certainly_not_run =
         !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
+    if (phase_ == phase::ending && answered_) {
+        return {}; // its runner was heard of on another way
+    }
     if (phase_ == phase::ending || (phase_ == phase::sending && cancel_wanted_)) {
         // Whether it started is open otherwise: then the kill goes on (or begins now) and says how
         // it ended.
@@ -153,13 +183,16 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
         if (!since) {
             since = now;
         }
-        if (now - *since >= (unreachable ? limits_.unreachable : limits_.refused)) {
+        const milliseconds limit = unreachable ? limits_.unreachable : limits_.refused;
+        const milliseconds waited = now - *since;
+        if (waited >= limit) {
             return fail_unstarted(std::move(error));
         }
         milliseconds delay = retry_.next();
         if (failure.retry_after) {
             delay = std::max<milliseconds>(delay, *failure.retry_after);
         }
+        delay = std::min(delay, limit - waited); // whoever asked was promised an answer by then
         waiting_to_send_ = true;
         waiting_for_ = error.what() + std::string("; trying again");
         return {{action::wait, delay}};
@@ -170,6 +203,9 @@ exec_fsm::steps exec_fsm::on_send_failed(milliseconds now, const cloud::failure&
 }
 
 exec_fsm::steps exec_fsm::on_not_sent(rpc_error error) {
+    if (phase_ == phase::ending && answered_) {
+        return {};
+    }
     if (phase_ == phase::ending || (phase_ == phase::sending && cancel_wanted_)) {
         return finish(ended_unstarted());
     }
@@ -218,6 +254,15 @@ exec_fsm::steps exec_fsm::on_output() {
 exec_exit exec_fsm::ended() const {
     const bool timed_out = ending_as_ == exit_reason::timed_out;
     exec_exit exit;
+    if (verdict_ && ended_before_kill(*verdict_)) {
+        exit = *verdict_;
+        add_sentence(exit.message, unconfirmed_);
+        exit.kill_unconfirmed = !unconfirmed_.empty();
+        return exit;
+    }
+    if (verdict_ && verdict_->ran == started::no) {
+        return ended_unstarted();
+    }
     exit.reason = ending_as_;
     exit.returncode = timed_out ? timed_out_code : cancelled_code;
     exit.ran = answered_ ? started::yes : started::unknown;
@@ -227,6 +272,10 @@ exec_exit exec_fsm::ended() const {
                        "late, it will run on";
     }
     exit.kill_unconfirmed = !exit.message.empty();
+    if (verdict_) {
+        exit.output_end = verdict_->output_end;
+        add_sentence(exit.message, verdict_->message);
+    }
     return exit;
 }
 
@@ -255,7 +304,13 @@ exec_fsm::steps exec_fsm::on_exited(int returncode) {
 // only the kill of all.
 exec_fsm::steps exec_fsm::on_stream_over() {
     stream_over_ = true;
-    return phase_ == phase::ending && kill_confirmed_ ? finish(ended()) : steps{};
+    if (phase_ != phase::ending || !kill_confirmed_ || looking_) {
+        return {};
+    }
+    if (after_end_ && !verdict_) {
+        return lose(found_ended, error_name::outcome_unknown);
+    }
+    return finish(ended());
 }
 
 exec_fsm::steps exec_fsm::on_refused(std::string message) {
@@ -287,13 +342,69 @@ exec_fsm::steps exec_fsm::on_verdict(exec_exit exit) {
     if (phase_ == phase::running) {
         return finish(std::move(exit));
     }
-    return phase_ == phase::ending ? on_stream_over() : steps{};
+    if (phase_ == phase::done) {
+        return on_late_verdict(std::move(exit));
+    }
+    if (phase_ != phase::ending) {
+        return {};
+    }
+    if (exit.reason == exit_reason::lost) {
+        return on_stream_over();
+    }
+    verdict_ = std::move(exit);
+    stream_over_ = true;
+    // A time-out wants no more than that. Whoever cancels also wants what it left behind ended.
+    const bool enough = ending_as_ == exit_reason::timed_out && ended_before_kill(*verdict_);
+    return enough || kill_confirmed_ ? finish(ended()) : steps{};
+}
+
+// The end was told in doubt, and somebody has looked again.
+exec_fsm::steps exec_fsm::on_late_verdict(exec_exit verdict) {
+    if (certain()) {
+        return {};
+    }
+    if (exit_.more_output) {
+        exit_.more_output = false;
+        if (verdict.reason == exit_reason::lost) {
+            add_sentence(exit_.message, "the last of its output is lost");
+        } else {
+            exit_.output_end = verdict.output_end;
+            exit_.message = std::move(verdict.message);
+        }
+        return {{action::correct}};
+    }
+    if (verdict.reason == exit_reason::lost) {
+        return {};
+    }
+    const bool by_our_time = verdict.reason == exit_reason::cancelled &&
+                             exit_.reason == exit_reason::timed_out && verdict.ran != started::no;
+    exit_ = std::move(verdict);
+    if (by_our_time) { // the runner does not know why it was told to kill it
+        exit_.reason = exit_reason::timed_out;
+        exit_.returncode = timed_out_code;
+    }
+    return {{action::correct}};
 }
 
 exec_fsm::steps exec_fsm::end(exit_reason why) {
     phase_ = phase::ending;
     ending_as_ = why;
     return kill_again();
+}
+
+exec_fsm::steps exec_fsm::on_late_kill() {
+    const bool doubtful =
+        phase_ == phase::done && exit_.kill_unconfirmed && exit_.reason != exit_reason::lost;
+    if (!doubtful) {
+        return {};
+    }
+    exit_.kill_unconfirmed = false;
+    exit_.message = "its processes were ended later";
+    return {{action::correct}};
+}
+
+milliseconds exec_fsm::kill_patience() const noexcept {
+    return ending_as_ == exit_reason::timed_out ? limits_.kill_timed_out : limits_.kill_cancelled;
 }
 
 exec_fsm::steps exec_fsm::kill_again() {
@@ -365,18 +476,50 @@ exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach 
         return finish(ended_unstarted());
     }
     killed_for_good_ = killed_for_good_ || reach != kill_reach::so_far;
+    if (verdict_) {
+        return finish(ended());
+    }
+    if (reach == kill_reach::after_end) {
+        after_end_ = true;
+        return std::exchange(looking_, true) ? steps{} : steps{{action::look}};
+    }
     if (stream_over_) {
         return finish(ended());
     }
     return {{action::linger, limits_.linger}};
 }
 
+exec_fsm::steps exec_fsm::on_found(std::optional<exec_exit> how) {
+    if (phase_ != phase::ending || !std::exchange(looking_, false)) {
+        return {};
+    }
+    if (how && how->reason != exit_reason::lost) {
+        answered_ = true;
+        stream_over_ = false; // it is read again
+        verdict_ = std::move(how);
+    }
+    if (!kill_confirmed_) {
+        return {}; // a sharper one is under way
+    }
+    if (stream_over_) {
+        return on_stream_over();
+    }
+    if (verdict_ && verdict_->reason == exit_reason::exited) {
+        verdict_->more_output = true; // and read on at its client's pace, as any that has ended
+        return finish(ended());
+    }
+    return {{action::linger, limits_.rest}};
+}
+
 exec_fsm::steps exec_fsm::on_lingered() {
     if (phase_ == phase::sending && cancel_wanted_) {
         return end(exit_reason::cancelled);
     }
-    if (phase_ != phase::ending || !kill_confirmed_) {
+    if (phase_ != phase::ending || !kill_confirmed_ || looking_) {
         return {};
+    }
+    if (after_end_) {
+        return verdict_ ? finish(ended()) : lose(found_ended, error_name::outcome_unknown);
     }
     if (answered_ && !killed_for_good_ && !std::exchange(killed_twice_, true)) {
         return kill_again(); // its stream goes on: perhaps it was only just starting when it was

@@ -9,6 +9,10 @@
 // sent to the platform again only when it certainly has not run (nothing was sent, or the platform
 // refused it: 404, 409, 429); after anything else the outcome is what the platform said, or
 // unknown. Every path ends in exactly one `finish`.
+//
+// While a command is being ended, its runner's word goes first: one that had ended by itself, or by
+// its runner's own clock, before the kill reached it is told as that, whoever wanted to end it. An
+// end that was told in doubt can be put right later (`correct`), when its runner is heard again.
 #pragma once
 
 #include "base/error.hpp"
@@ -42,6 +46,7 @@ struct exec_exit {
     bool kill_unconfirmed =
         false; // lost, or its processes may have survived the time-out or cancel
     std::optional<std::uint64_t> output_end; // where the runner said that its output ends
+    bool more_output = false; // may be in the sandbox: the end was told before its last output
 };
 
 struct exec_limits {
@@ -51,14 +56,21 @@ struct exec_limits {
     milliseconds linger{
         500}; // after a confirmed kill, for the last output and the stream's own end
     milliseconds answer{
-        2'000}; // for the platform's answer, when a cancel comes while it is awaited
+        2'000};               // for the platform's answer, when a cancel comes while it is awaited
+    milliseconds rest{2'000}; // for output and end of what had ended before the kill, once it is
+                              // known how it had
+    milliseconds unanswered{
+        1'500}; // beyond its own time, for a command of which nothing was heard since it was sent
+    milliseconds kill_cancelled{3'000};  // to reach the sandbox, for the kill; while that is tried
+    milliseconds kill_timed_out{10'000}; // nobody is told an end. A cancel has somebody waiting
 };
 
 // What a confirmed kill has settled.
 enum class kill_reach {
-    so_far,      // none of its processes is left; were it to start late, it would run
-    for_good,    // nor can it start any more
-    before_start // and it has never started
+    so_far,       // none of its processes is left; were it to start late, it would run
+    for_good,     // nor can it start any more
+    before_start, // and it has never started
+    after_end     // it is for good; and the command itself had ended before
 };
 
 class exec_fsm {
@@ -69,10 +81,13 @@ public:
         send,        // POST the command; resumed: look for it
         wait,        // for `delay`, then on_waited
         read,        // start reading the stream
-        arm,         // start the command's own clock anew, if it has a limit; then on_deadline
+        arm,         // start the command's own clock anew, if it has a limit: that and `delay`
+                     // from now, then on_deadline. Resumed: from when the last daemon did
         kill,        // end the command's processes, then on_killed
+        look,        // ask its runner how it had ended, and go on reading; then on_found
         linger,      // for `delay`, then on_lingered
-        finish       // say `exit`; nothing follows
+        finish,      // say `exit`; nothing but `correct` follows
+        correct      // `exit` has changed, as more is known
     };
     struct step {
         action what;
@@ -89,7 +104,8 @@ public:
     steps on_acquired();
     steps on_not_acquired(rpc_error error);
     steps on_waited();
-    steps on_sent(); // the platform has begun to answer: 200
+    steps on_posted(); // it goes out now, what it needs being in place; again at each try
+    steps on_sent();   // it is known to have been taken: 200, or its runner's first word
     steps on_send_failed(milliseconds now, const cloud::failure& failure);
     steps on_not_sent(rpc_error error); // what it needs could not be put in place
     steps on_output();                  // each piece
@@ -102,6 +118,8 @@ public:
     steps on_cancel(kill_signal signal, bool early = false);
     steps on_deadline();
     steps on_killed(bool confirmed, std::string why, kill_reach reach = kill_reach::so_far);
+    steps on_late_kill(); // confirmed, of one that had been told to be in doubt
+    steps on_found(std::optional<exec_exit> how); // nothing: that could not be found out
     steps on_lingered();
     steps on_internal_error(std::string_view what); // a part of the daemon has failed: no hang
 
@@ -111,9 +129,15 @@ public:
     bool running() const noexcept { return phase_ == phase::running; }
     bool ending() const noexcept { return phase_ == phase::ending; }
     kill_signal signal() const noexcept { return signal_; }
+    // For so long a kill that does not reach the sandbox is tried again.
+    milliseconds kill_patience() const noexcept;
     // Told to wait, it is this that is waited for, for people.
     const std::string& waiting_for() const noexcept { return waiting_for_; }
     const exec_exit& exit() const noexcept { return exit_; } // valid once done
+    // Nothing that its runner may still say would change it.
+    bool certain() const noexcept {
+        return done() && !exit_.more_output && !exit_.kill_unconfirmed;
+    }
 
 private:
     enum class phase { acquiring, sending, running, ending, done };
@@ -124,6 +148,7 @@ private:
     steps end(exit_reason why);
     steps kill_again();
     steps on_stream_over();
+    steps on_late_verdict(exec_exit exit);
     exec_exit ended() const;
     exec_exit ended_unstarted() const;
 
@@ -137,6 +162,9 @@ private:
     bool answered_ = false;      // the platform took the command
     bool output_seen_ = false;
     bool stream_over_ = false;
+    std::optional<exec_exit> verdict_; // of its runner, while it is being ended
+    bool after_end_ = false;           // it had ended before the kill, it is not known how
+    bool looking_ = false;
     int kills_ = 0;               // under way
     bool kill_confirmed_ = false; // by the last of them
     bool killed_for_good_ = false;

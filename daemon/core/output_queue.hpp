@@ -68,6 +68,7 @@ public:
     // dropped.
     void rewind(std::uint64_t pos, std::size_t window);
 
+    std::uint64_t safe() const noexcept { return acknowledged_; } // what is before is the client's
     std::uint64_t end() const noexcept { return end_; } // position after the last byte received
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes this client never gets
 

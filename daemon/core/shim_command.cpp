@@ -5,6 +5,7 @@
 #include "base/fingerprint.hpp"
 #include "base/utf8.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace sandboxd::core {
@@ -32,6 +33,12 @@ std::string percent_encoded(std::string_view bytes) {
         }
     }
     return out;
+}
+
+bool fits(const std::vector<std::string>& argv) {
+    return kernel_size(argv) <= max_arguments &&
+           std::all_of(argv.begin(), argv.end(),
+                       [](const auto& each) { return each.size() <= max_argument; });
 }
 
 void add_field(std::string& to, std::string_view field) {
@@ -125,7 +132,7 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
     for (const std::string& path : marks) {
         add("--mark", percent_encoded(path));
     }
-    argv.emplace_back("--");
+    const auto dashes = argv.insert(argv.end(), "--") - argv.begin();
     std::string script = spec.script ? percent_encoded(*spec.script) : "";
     if (spec.script_size || script.size() > max_argument) {
         const std::string path = upload_path("script", exec_id);
@@ -141,6 +148,12 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
     } else {
         for (const std::string& each : spec.argv) {
             argv.push_back(percent_encoded(each));
+        }
+        // What is text can also go as it is, which is shorter and not harder to read back.
+        if (!fits(argv) && std::all_of(spec.argv.begin(), spec.argv.end(), is_utf8)) {
+            argv.resize(static_cast<std::size_t>(dashes));
+            argv.insert(argv.end(), {"--raw", "--"});
+            argv.insert(argv.end(), spec.argv.begin(), spec.argv.end());
         }
     }
     check_lengths(argv);

@@ -1,6 +1,7 @@
 #include "core/shim_link.hpp"
 
 #include "core/cloud_error.hpp"
+#include "core/shim_outcome.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -17,8 +18,6 @@ started started_of(std::string_view text) noexcept {
     return text == "yes" ? started::yes : text == "no" ? started::no : started::unknown;
 }
 
-// As a shell tells a signal.
-constexpr int signal_base = 128;
 constexpr milliseconds least_visit{
     1'000}; // of a follower that leaves by itself without having brought anything
 
@@ -153,11 +152,12 @@ shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, 
     if (!never_ran) {
         doubt();
     }
+    mute_ += greeted_at_ ? 0 : 1;
     // Not one word: perhaps the shim is not there. Putting it there starts nothing.
     if (!greeted_at_ && !tried_install_) {
         return act(action::install);
     }
-    if (never_ran && !greeted_at_ && !heard_ && !doubtful_) {
+    if (never_ran && !greeted_at_ && !heard_ && !doubtful_ && !long_arguments_) {
         step next = act(action::unusable);
         next.text = text;
         return next;
@@ -237,33 +237,21 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
 }
 
 shim_link::step shim_link::on_exit(const shim_note& note) {
-    const std::string_view reason = note.text("reason");
-    exec_exit exit;
-    exit.output_end = note.number("pos");
-    exit.ran = started_of(note.text("started"));
-    if (data_seen_ && exit.ran == started::no) {
+    const started ran = started_of(note.text("started"));
+    if (data_seen_ && ran == started::no) {
         return lost("the shim told an end that makes no sense", started::yes);
     }
-    std::optional<int> code;
-    if (const auto value = note.number("code"); value && *value <= 255) {
-        code = static_cast<int>(*value);
-    } else if (const auto signal = note.number("signal"); signal && *signal <= 127) {
-        code = signal_base + static_cast<int>(*signal);
-    }
-    if (reason == "exited" && code) {
-        exit.reason = exit_reason::exited;
-        exit.returncode = code;
-        exit.ran = started::yes;
-    } else if (reason == "timed_out") {
-        exit.reason = exit_reason::timed_out;
-        exit.returncode = timed_out_code;
-    } else if (reason == "cancelled") {
-        exit.reason = exit_reason::cancelled;
-        exit.returncode = cancelled_code;
-    } else if (reason == "failed") {
+    if (note.text("reason") == "failed") {
         return ended(not_started(note));
-    } else {
+    }
+    std::optional<exec_exit> told = told_end(note);
+    if (!told) {
         return lost("the shim told an end that makes no sense", started::unknown);
+    }
+    exec_exit exit = std::move(*told);
+    exit.output_end = note.number("pos");
+    if (exit.reason != exit_reason::exited) {
+        exit.ran = ran;
     }
     if (note.text("output") == "gone") {
         exit.message =

@@ -55,6 +55,9 @@ public:
     shim_link(bool installed, std::optional<std::uint64_t> from, std::string cwd = {},
               shim_link_limits limits = {});
 
+    // So much goes along that the kernel may refuse to start the shim: that says nothing of it.
+    void expect_long_arguments() noexcept { long_arguments_ = true; }
+
     step begin();
     step on_installed();
     step on_not_installed(std::string why,
@@ -76,6 +79,8 @@ public:
     std::uint64_t pos() const noexcept { return pos_; }
     // The shim has spoken to us: the id is claimed or was found not to be.
     bool heard() const noexcept { return spoken_; }
+    // Lost, after the platform has ended each call without a word of the shim.
+    bool would_not_start() const noexcept { return !spoken_ && mute_ > limits_.puzzles; }
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
     // Lost, because something in this boot of the sandbox has killed its runner.
     bool runner_gone() const noexcept { return runner_gone_; }
@@ -115,6 +120,8 @@ private:
     std::uint64_t pos_ = 0;
     std::uint64_t dropped_ = 0;
     bool runner_gone_ = false;
+    bool long_arguments_ = false;
+    int mute_ = 0; // calls that have ended without a word of the shim
     int puzzles_ = 0;
     int reruns_ = 0;
     std::optional<milliseconds> silent_since_;

@@ -35,6 +35,7 @@ asio::awaitable<line_opened> attached_line::open() {
             co_return line_opened(failure);
         }
     }
+    posted(true);
     auto sent = co_await account_.cloud().exec(sandbox_id_, command_.argv, server_limit_);
     account_.observe(sent);
     if (!sent.has_value()) {

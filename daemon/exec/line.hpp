@@ -15,6 +15,7 @@
 #include <boost/asio/awaitable.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -44,7 +45,9 @@ using line_event = std::variant<line_output, core::exec_exit, cloud::exec_exited
 struct kill_outcome {
     std::string why; // that is not sure; empty: none of its processes is left
     core::kill_reach reach = core::kill_reach::so_far;
-    bool unkillable = false; // the sandbox was reached, and it could not be done from inside it
+    // The sandbox was reached, and it could not be done from inside it. Where it was not reached,
+    // it may be tried again.
+    bool unkillable = false;
 };
 
 class line {
@@ -64,7 +67,25 @@ public:
     virtual void still_here() {}
     // Once the client knows its end, whatever the sandbox keeps of the command may go.
     virtual bool forgettable() const noexcept { return false; }
+    // Its runner has said a word, on this line or an earlier one.
+    virtual bool heard() const noexcept { return true; }
+    // Never one, however often it was tried, for all that the platform took and ended each call.
+    virtual bool would_not_start() const noexcept { return false; }
     virtual bool attached() const noexcept = 0; // the command depends on the connection
+
+    // While it is opened: `then(true)` each time that the command itself goes out, what it needs
+    // being in place; `then(false)` when that has failed, and before it is tried again.
+    void when_posted(std::function<void(bool)> then) { posted_ = std::move(then); }
+
+protected:
+    void posted(bool out) {
+        if (posted_) {
+            posted_(out);
+        }
+    }
+
+private:
+    std::function<void(bool)> posted_;
 };
 
 // However a coroutine ends, the connection goes with it, not when the session is forgotten.

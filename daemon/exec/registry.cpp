@@ -149,7 +149,9 @@ void registry::keep(const core::exec_record& record) {
         journal_.rewrite(all);
     }
     if (record.phase == core::exec_phase::ended && !record.forgotten) {
-        ended_.push_back(record.exec_id);
+        if (std::find(ended_.begin(), ended_.end(), record.exec_id) == ended_.end()) {
+            ended_.push_back(record.exec_id); // its end may be told anew, as more is known
+        }
         settle();
     }
 }

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds runner_slack{300};
 constexpr std::chrono::milliseconds no_slack{0};
+constexpr std::int64_t resend_note = 1'000; // ms between two notes in the journal that it is sent
 // A client that does not say that it has got the end may still have; the sandbox is not kept
 // waiting for it longer.
 constexpr std::chrono::minutes forget_after{10};
@@ -129,7 +130,8 @@ std::string_view session::phase() const noexcept {
 
 void session::keep(core::exec_phase phase) {
     record_.phase = phase;
-    if (phase != core::exec_phase::heard) {
+    // Its time is counted from when it was first heard of, also by a later daemon.
+    if (phase != core::exec_phase::heard || !resumed_) {
         record_.at = unix_now();
     }
     around_.keep(record_);
@@ -147,12 +149,12 @@ void session::perform(const core::exec_fsm::step& step) {
     case action::release_bad:
         around_.manager.distrust(key());
         lease_.release();
-        deadline_.cancel();
         [[fallthrough]];
     case action::acquire:
         carry_out(acquire());
         break;
     case action::send:
+        posted(false);
         carry_out(send());
         break;
     case action::read:
@@ -160,6 +162,9 @@ void session::perform(const core::exec_fsm::step& step) {
         break;
     case action::kill:
         carry_out(kill());
+        break;
+    case action::look:
+        carry_out(look());
         break;
     case action::wait:
         tell_progress({core::life_state::running, fsm_.waiting_for(), elapsed()});
@@ -169,15 +174,33 @@ void session::perform(const core::exec_fsm::step& step) {
         after(linger_, step.delay, &session::lingered);
         break;
     case action::arm:
-        arm();
+        arm(step.delay);
         break;
     case action::finish:
         finish();
         break;
+    case action::correct:
+        correct();
+        break;
     }
 }
 
-void session::arm() {
+// The clock stands still while nothing of the command is on its way, nor can have arrived.
+void session::posted(bool out) {
+    if (!out) {
+        if (!resumed_) {
+            deadline_.cancel();
+        }
+        return;
+    }
+    // What went before may have taken long: a later daemon counts from here too.
+    if (unix_now() - record_.at > resend_note) {
+        keep(core::exec_phase::sent);
+    }
+    apply(fsm_.on_posted());
+}
+
+void session::arm(std::chrono::milliseconds extra) {
     if (!record_.timeout) {
         return;
     }
@@ -188,7 +211,7 @@ void session::arm() {
     }
     // The runner in the sandbox keeps the same time; ours is for when it cannot say so.
     const bool runner = !around_.shims.unusable(sandbox_id());
-    after(deadline_, left + (runner ? runner_slack : no_slack), &session::deadline);
+    after(deadline_, left + extra + (runner ? runner_slack : no_slack), &session::deadline);
 }
 
 void session::carry_out(asio::awaitable<void> coroutine) {
@@ -303,18 +326,30 @@ void session::finish() {
     }
     command_ = {}; // an ended command is remembered for a while, its input need not be
     const core::exec_exit& exit = fsm_.exit();
-    record_.exit = exit;
-    record_.exit.message = message();
-    record_.output_end = output_end();
     record_.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now() - asked_at_);
-    keep(core::exec_phase::ended);
+    note_end();
     spdlog::info("exec {} in {}: {} {} after {} ms, {} bytes{}{}", id(), describe(key()),
                  core::to_string(exit.reason),
                  exit.returncode ? std::to_string(*exit.returncode) : "-", elapsed().count(),
                  record_.output_end, exit.message.empty() ? "" : ": ", exit.message);
     moved_.notify_all();
     end_feeds();
+}
+
+void session::note_end() {
+    record_.exit = fsm_.exit();
+    record_.exit.message = message();
+    record_.output_end = output_end();
+    keep(core::exec_phase::ended);
+}
+
+void session::correct() {
+    note_end();
+    spdlog::info("exec {} in {}: its end is known now: {} {}, {} bytes", id(), describe(key()),
+                 core::to_string(record_.exit.reason),
+                 record_.exit.returncode ? std::to_string(*record_.exit.returncode) : "-",
+                 record_.output_end);
 }
 
 std::string session::message() const {
@@ -352,7 +387,8 @@ void session::acknowledged(const feed& by, std::uint64_t pos) {
 }
 
 void session::acknowledged_end(std::uint64_t pos) {
-    if (fsm_.done() && told_owner_ && pos >= output_end()) {
+    // An end that is in doubt may still be put right, for whoever asks again.
+    if (fsm_.certain() && told_owner_ && pos >= output_end()) {
         forget_.cancel();
         forget();
     }

@@ -5,9 +5,10 @@
 // sandbox (a lease) from just before it is sent until it has ended and nobody reads it any more.
 //
 // Its output goes into feeds, one a client. The first one is read from the moment the command is
-// sent: its client's window is what holds the command up. Without a client it is read on, so that
-// the end is known, and the sandbox keeps the output for the next one. Any other feed follows the
-// command through a connection of its own.
+// sent: its client's window is what holds the command up, and what that client has is what the
+// sandbox may forget. When it leaves, the next one takes its place. Without any client the first
+// one is read on, so that the end is known, and the sandbox keeps the output for whoever comes. Any
+// other feed follows the command through a connection of its own.
 #pragma once
 
 #include "base/condition.hpp"
@@ -125,7 +126,9 @@ public:
 private:
     void apply(const core::exec_fsm::steps& steps);
     void perform(const core::exec_fsm::step& step);
-    void arm();
+    void arm(std::chrono::milliseconds extra);
+    void correct();
+    void note_end();
     boost::asio::awaitable<void> acquire();
     boost::asio::awaitable<sandbox::lease> hold_sandbox(); // throws rpc_error
     boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
@@ -141,6 +144,7 @@ private:
     void waited() { apply(fsm_.on_waited()); }
     void lingered() { apply(fsm_.on_lingered()); }
     void deadline() { apply(fsm_.on_deadline()); }
+    void posted(bool out);
     static std::chrono::milliseconds now();
 
     // session_sending.cpp
@@ -156,13 +160,19 @@ private:
     // session_ending.cpp
     boost::asio::awaitable<void> kill();
     boost::asio::awaitable<kill_outcome> kill_all(core::kill_signal signal);
+    boost::asio::awaitable<kill_outcome> kill_until_reached(std::shared_ptr<line> ending,
+                                                            core::kill_signal signal);
+    boost::asio::awaitable<void> look();
+    boost::asio::awaitable<std::optional<core::exec_exit>> how_it_ended();
     boost::asio::awaitable<bool> stop_sandbox();
     boost::asio::awaitable<void> settle(core::exec_exit exit);
 
     // session_feeds.cpp
     void check_position(std::uint64_t from) const; // throws invalid_params
     void move_first(view_request view);
+    bool promote_next();
     void read_first();
+    void read_anew();
     void follow_soon(const std::shared_ptr<feed>& which);
     void stop_reading(feed& which);
     boost::asio::awaitable<void> follow(std::shared_ptr<feed> into);
@@ -192,7 +202,8 @@ private:
     sandbox::lease lease_;
     std::shared_ptr<line>
         line_; // to the command; made when it is first sent, kept to end what may still run
-    std::uint64_t line_start_ = 0; // position that it was opened for
+    std::uint64_t line_start_ = 0;   // position that it was opened for
+    std::size_t argument_bytes_ = 0; // that it was sent with, as the kernel counts
 
     std::vector<std::weak_ptr<boost::asio::cancellation_signal>>
         coroutines_; // that carry out the machine's steps: one each, to stop it by

@@ -1,6 +1,8 @@
 // How a session's command is ended before its time: killed by its line, by its sandbox if need be,
 // and settled where it may never have begun.
+#include "core/backoff.hpp"
 #include "exec/attached_line.hpp"
+#include "exec/outcome.hpp"
 #include "exec/session.hpp"
 
 #include <boost/asio/experimental/awaitable_operators.hpp>
@@ -16,6 +18,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::seconds kill_patience{10}; // for the command that kills
+constexpr std::chrono::seconds look_patience{5};  // for how it had ended before that
 constexpr std::chrono::seconds stop_patience{60}; // for a sandbox to stop, to end a command in it
 
 } // namespace
@@ -34,6 +37,60 @@ asio::awaitable<void> session::kill() {
     apply(fsm_.on_killed(outcome.why.empty(), outcome.why, outcome.reach));
 }
 
+// A connection that fails says nothing of the command, and the next one may not.
+asio::awaitable<kill_outcome> session::kill_until_reached(std::shared_ptr<line> ending,
+                                                          core::kill_signal signal) {
+    const auto until = std::chrono::steady_clock::now() + fsm_.kill_patience();
+    core::backoff retry(std::chrono::milliseconds(100), std::chrono::milliseconds(1'000));
+    asio::steady_timer pause(around_.executor);
+    for (;;) {
+        kill_outcome outcome = co_await ending->kill(signal);
+        const bool not_reached = !outcome.why.empty() && !outcome.unkillable;
+        pause.expires_after(retry.next());
+        if (!not_reached || pause.expiry() >= until) {
+            co_return outcome;
+        }
+        co_await pause.async_wait(asio::use_awaitable);
+    }
+}
+
+// How it had ended, of its runner; and what is missing of its output, by a connection of our own:
+// the one there is may have gone silent, or wait for its next try.
+asio::awaitable<void> session::look() {
+    std::optional<core::exec_exit> how = co_await how_it_ended();
+    if (how && !fsm_.done()) {
+        read_anew();
+    }
+    apply(fsm_.on_found(std::move(how)));
+}
+
+asio::awaitable<std::optional<core::exec_exit>> session::how_it_ended() {
+    using namespace asio::experimental::awaitable_operators;
+    struct found { // as asio's operator|| would take the optional apart
+        std::optional<core::exec_exit> how;
+    };
+    const auto asking = [this]() -> asio::awaitable<found> {
+        core::backoff retry(std::chrono::milliseconds(100), std::chrono::milliseconds(1'000));
+        asio::steady_timer pause(around_.executor);
+        for (;;) {
+            found answer;
+            answer.how =
+                co_await ask_outcome(around_.account, sandbox_id(), around_.shims.path(), id());
+            if (answer.how) {
+                co_return answer;
+            }
+            pause.expires_after(retry.next());
+            co_await pause.async_wait(asio::use_awaitable);
+        }
+    };
+    asio::steady_timer patience(around_.executor, look_patience);
+    auto first = co_await (asking() || patience.async_wait(asio::use_awaitable));
+    if (auto* const answer = std::get_if<found>(&first)) {
+        co_return std::move(answer->how);
+    }
+    co_return std::nullopt;
+}
+
 asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
     using namespace asio::experimental::awaitable_operators;
     if (!line_ && !sandbox_id().empty()) { // it ended before this daemon was started
@@ -49,7 +106,8 @@ asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
         co_return kill_outcome{}; // nothing was ever sent
     }
     asio::steady_timer patience(around_.executor, kill_patience);
-    const auto first = co_await (ending->kill(signal) || patience.async_wait(asio::use_awaitable));
+    const auto first =
+        co_await (kill_until_reached(ending, signal) || patience.async_wait(asio::use_awaitable));
     kill_outcome outcome{"the platform did not answer in time"};
     if (first.index() == 0) {
         outcome = std::get<0>(first);
@@ -86,6 +144,15 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         const kill_outcome outcome = co_await kill_all(signal);
         const std::string& why = outcome.why;
         const bool confirmed = why.empty();
+        if (confirmed && outcome.reach == core::kill_reach::after_end) {
+            std::optional<core::exec_exit> how = co_await how_it_ended();
+            if (how) {
+                how->more_output = true;
+                apply(fsm_.on_verdict(std::move(*how)));
+            }
+        } else if (confirmed) {
+            apply(fsm_.on_late_kill());
+        }
         co_return cancel_outcome{
             confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
@@ -98,16 +165,25 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
     co_return cancel_outcome{confirmed, confirmed ? stopped_because_ : fsm_.exit().message};
 }
 
-// The last daemon died as it sent the command, and nothing in the sandbox knows of it. It may still
-// be on its way; claimed as cancelled, it cannot run any more, and then it is known not to have.
+// It was sent, and nothing in the sandbox knows of it. It may still be on its way; claimed as
+// cancelled, it cannot run any more, and then it is known not to have.
 asio::awaitable<void> session::settle(core::exec_exit exit) {
+    const bool too_long = line_->would_not_start() && argument_bytes_ > core::least_arguments;
     const kill_outcome outcome = co_await kill_all(core::kill_signal::kill);
     if (outcome.why.empty() && outcome.reach == core::kill_reach::before_start) {
+        error_name name = error_name::cloud_unreachable;
+        std::string what = "the command was sent, and the sandbox did not get it";
+        if (doubtful_) {
+            what = "the daemon died as it sent the command, and the sandbox did not get it";
+        } else if (too_long) {
+            name = error_name::argument_too_long;
+            what = "the platform did not start the command, whose arguments and environment take " +
+                   std::to_string(argument_bytes_) + " bytes: more than its kernel takes";
+        }
         exit = {};
         exit.ran = core::started::no;
-        exit.message = "the daemon died as it sent the command, and the sandbox did not get it; it "
-                       "has not run";
-        exit.error.emplace(error_name::cloud_unreachable, exit.message);
+        exit.message = what + "; it has not run";
+        exit.error.emplace(name, exit.message);
     }
     apply(fsm_.on_verdict(std::move(exit)));
 }

@@ -111,9 +111,21 @@ void session::read_first() {
     moved_.notify_all();
 }
 
+// The same command on another connection, from where the first feed stands.
+void session::read_anew() {
+    feed& first = *feeds_.front();
+    stop_reading(first);
+    // A line that was never read from may have something on its way.
+    certain_ = certain_ && first.line_ && line_->forgettable();
+    line_ = line_from(first.queue_.end(), first.attended());
+    first.over_ = false;
+    read_first();
+}
+
 void session::follow_soon(const std::shared_ptr<feed>& which) {
-    const bool nothing_left = fsm_.done() && (record_.attached || record_.forgotten || !sent() ||
-                                              which->queue_.end() >= output_end());
+    const bool has_all = fsm_.certain() && which->queue_.end() >= output_end();
+    const bool nothing_left =
+        fsm_.done() && (record_.attached || record_.forgotten || !sent() || has_all);
     if (nothing_left) {
         end_feed(*which);
     } else {
@@ -134,6 +146,19 @@ asio::awaitable<void> session::follow(std::shared_ptr<feed> into) {
     }
     if (there) {
         into->line_ = line_from(into->queue_.end(), true);
+        if (fsm_.done() && !fsm_.certain()) {
+            // Whoever asks again how it ended is not kept waiting where that cannot be found out.
+            const auto opened = [from = into->line_]() -> asio::awaitable<void> {
+                const line_opened outcome = co_await from->open();
+                static_cast<void>(
+                    outcome); // a line to what was sent before opens, or tells its end
+            };
+            asio::steady_timer patience(around_.executor, sandbox_patience);
+            const auto first = co_await (opened() || patience.async_wait(asio::use_awaitable));
+            there = first.index() == 0;
+        }
+    }
+    if (there) {
         co_await read(into);
     } else {
         end_feed(*into);
@@ -184,15 +209,20 @@ void session::take_event(feed& into, line_event event) {
     }
     // Whatever it is, nothing follows it.
     if (const auto* verdict = std::get_if<core::exec_exit>(&event)) {
+        const bool first = &into == feeds_.front().get();
         into.queue_.finish(verdict->output_end.value_or(0));
-        end_feed(into);
-        if (&into == feeds_.front().get() && doubtful_ &&
-            verdict->reason == core::exit_reason::lost) {
-            carry_out(settle(*verdict));
+        // Another feed's line may be lost for reasons of its own.
+        const bool counts = first || verdict->reason != core::exit_reason::lost;
+        if (counts && fsm_.done()) { // this feed is to be told what is known now
+            apply(fsm_.on_verdict(*verdict));
+            end_feed(into);
             return;
         }
-        // Another feed's line may be lost for reasons of its own.
-        if (&into == feeds_.front().get() || verdict->reason != core::exit_reason::lost) {
+        end_feed(into);
+        const bool perhaps_never_there = doubtful_ || (!resumed_ && !line_->heard());
+        if (first && perhaps_never_there && verdict->reason == core::exit_reason::lost) {
+            carry_out(settle(*verdict));
+        } else if (counts) {
             apply(fsm_.on_verdict(*verdict));
         }
         return;
@@ -270,8 +300,37 @@ void session::let_go_if_idle() {
     }
 }
 
+// The first client has left and another one reads: its place is that one's now, as somebody must
+// say what is safe, or the command waits for that word for ever.
+bool session::promote_next() {
+    const auto next = std::find_if(feeds_.begin() + 1, feeds_.end(), [](const auto& each) {
+        return each->attended() && !each->over_;
+    });
+    if (next == feeds_.end() || record_.attached || fsm_.done() || fsm_.ending()) {
+        return false;
+    }
+    std::rotate(feeds_.begin(), next, next + 1);
+    const std::shared_ptr<feed> heir = feeds_.front();
+    if (!fsm_.running()) { // it has waited for the start, and is read for from then on
+        stop_reading(*heir);
+        return true;
+    }
+    certain_ = certain_ && line_->forgettable();
+    if (heir->line_) {
+        line_ = heir->line_;
+    } else { // it is about to begin
+        stop_reading(*heir);
+        line_ = line_from(heir->queue_.end(), true);
+        heir->line_ = line_;
+        heir->reader_ = spawn(read(heir));
+    }
+    acknowledged(*heir, heir->queue_.safe());
+    return true;
+}
+
 void session::detached(const std::shared_ptr<feed>& which) {
-    const bool first = !feeds_.empty() && which == feeds_.front();
+    const bool leads = !feeds_.empty() && which == feeds_.front();
+    const bool first = leads && !promote_next();
     if (!first || fsm_.done()) {
         stop_reading(*which);
         which->over_ = true;

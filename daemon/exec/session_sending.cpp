@@ -84,8 +84,16 @@ asio::awaitable<void> session::send() {
             record_.attached = opening->attached();
             keep(core::exec_phase::sent);
         }
+        opening->when_posted([weak = weak_from_this()](bool out) {
+            if (const auto self = weak.lock()) {
+                self->posted(out);
+            }
+        });
         hang_up unless_open(*opening);
         line_opened outcome = co_await opening->open();
+        if (line_ != opening) {
+            co_return; // its runner was heard of on another way
+        }
         if (std::holds_alternative<line_open>(outcome)) {
             unless_open.leave_open();
             keep(core::exec_phase::heard);
@@ -138,6 +146,7 @@ std::shared_ptr<line> session::make_line() {
                                          plan.longest, around_.shims.take_told(sandbox_id()),
                                          plan.spool, plan.marks));
     plan.installed = around_.shims.may_be_there(sandbox_id());
+    argument_bytes_ = core::kernel_size(plan.run.argv);
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
                                        std::move(plan));
 }

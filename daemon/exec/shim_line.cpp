@@ -38,7 +38,11 @@ shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, 
                      plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
       link_(plan_.installed, plan_.from, plan_.cwd), step_(link_.begin()),
-      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_) {}
+      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_) {
+    if (core::kernel_size(plan_.run.argv) > core::least_arguments) {
+        link_.expect_long_arguments();
+    }
+}
 
 asio::awaitable<line_opened> shim_line::open() {
     for (;;) {
@@ -108,6 +112,9 @@ asio::awaitable<link::step> shim_line::perform(link::step step) {
         co_return co_await post(false);
     case link::action::wait: {
         stream_.reset();
+        if (!link_.heard()) {
+            posted(false);
+        }
         asio::steady_timer timer(executor_, step.delay);
         co_await timer.async_wait(asio::use_awaitable);
         co_return link_.on_waited();
@@ -136,6 +143,7 @@ asio::awaitable<link::step> shim_line::post(bool run) {
             co_return again; // to perform(), which knows
         }
         run_sent_ = true;
+        posted(true);
     }
     std::vector<std::string> argv = plan_.run.argv;
     if (!run) {
@@ -228,8 +236,10 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
                            core::shim_kill(keeper_.path(), plan_.exec_id, signal), "killed");
     kill_outcome outcome;
     if (reply.note && reply.note->name == "killed" && reply.note->text("confirmed") == "yes") {
-        outcome.reach = reply.note->text("was") == "unclaimed" ? core::kill_reach::before_start
-                                                               : core::kill_reach::for_good;
+        const std::string_view was = reply.note->text("was");
+        outcome.reach = was == "unclaimed" ? core::kill_reach::before_start
+                        : was == "ended"   ? core::kill_reach::after_end
+                                           : core::kill_reach::for_good;
     } else if (reply.note) {
         outcome.why = reply.note->name == "killed"
                           ? "some of them did not end"

@@ -52,6 +52,8 @@ public:
     void attend(bool somebody) override { plan_.attended = somebody; }
     void still_here() override;
     bool forgettable() const noexcept override { return link_.certain(); }
+    bool heard() const noexcept override { return plan_.from.has_value() || link_.heard(); }
+    bool would_not_start() const noexcept override { return link_.would_not_start(); }
     bool attached() const noexcept override { return false; }
 
 private:

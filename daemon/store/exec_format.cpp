@@ -58,6 +58,9 @@ json::object exit_to_json(const exec_exit& exit) {
     if (exit.returncode) {
         object["code"] = *exit.returncode;
     }
+    if (exit.more_output) {
+        object["more_output"] = true;
+    }
     if (exit.error) {
         object["error"] = info(exit.error->name()).text;
     }
@@ -73,6 +76,7 @@ exec_exit exit_from(const json::object& object) {
     exit.ran = value_of(starts, object.at("started"));
     exit.message = json::value_to<std::string>(object.at("message"));
     exit.kill_unconfirmed = object.at("unconfirmed").as_bool();
+    exit.more_output = object.contains("more_output");
     if (const json::value* error = object.if_contains("error")) {
         for (const error_info& each : error_table()) {
             if (each.text == std::string_view(error->as_string())) {

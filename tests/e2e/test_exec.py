@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_megabytes_on_both_streams_within_a_small_window(peer: Peer, daemon: Dae
 
 
 def test_a_reader_that_waits_holds_up_its_own_command_alone(peer: Peer, daemon: Daemon) -> None:
-    slow = peer.start("/bin/sh", "-c", "yes | head -c 30000000; echo end >&2", window=65536)
+    slow = peer.start("/bin/sh", "-c", "yes | head -c 30000000; echo end >&2; sleep 600", window=65536)
     first = peer.notification("exec.output", exec_id=slow)
     assert [peer.sh("echo other").stdout for _ in range(5)] == [b"other\n"] * 5
     with daemon.peer() as second:
@@ -280,6 +281,40 @@ def test_what_no_kernel_takes_is_refused(peer: Peer, emulator: Emulator) -> None
     assert peer.call("exec.list")["execs"] == []
     longest = "y" * LONGEST_ARGUMENT
     assert peer.run("/bin/sh", "-c", 'printf "%s" "$1" | wc -c', "sh", longest).stdout.strip() == str(LONGEST_ARGUMENT).encode()
+
+
+@pytest.mark.parametrize(("sign", "times"), [("%", 43_000), ("%", 131_000), ("x", 131_071)])
+def test_what_the_kernel_takes_arrives(peer: Peer, sign: str, times: int) -> None:
+    """Text goes as it is: signs that would have to be encoded make it no longer."""
+    word = sign * times
+    words = [word] * (900_000 // len(word.encode()))
+    ended = peer.run("/bin/sh", "-c", 'echo $#; printf %s "$@" | sha256sum', "sh", *words)
+    total = hashlib.sha256("".join(words).encode()).hexdigest()
+    assert (ended.stdout, ended.returncode) == (f"{len(words)}\n{total}  -\n".encode(), 0)
+
+
+def test_what_is_too_long_in_all_is_refused(peer: Peer, emulator: Emulator) -> None:
+    bytes_ = b64(b"\xff" * 43_000)  # each takes three bytes on its way
+    ended = peer.run("echo", *[bytes_] * 17)
+    assert (ended.reason, ended.started, ended.error["name"]) == ("failed", "no", "argument_too_long")
+    assert "2097152" in ended.message
+    assert not peer.call("daemon.health")["health"]
+    assert emulator.count(EXEC) == 0
+
+
+@pytest.mark.parametrize("how", ["error", "126", "1"])
+def test_what_the_sandboxes_kernel_refuses_has_not_run(peer: Peer, emulator: Emulator, how: str) -> None:
+    """As much as can be said to go in, and too much together with what the sandbox adds."""
+    emulator.config(too_long_argv=how)
+    peer.sh("true")
+    words = ["/bin/echo", *[b64(b"\xff" * 43_000)] * 16]
+    over = peer.run(*words, "y" * 40_000, exec_id="over")
+    assert over.error["name"] == "argument_too_long"
+    excess = int(re.findall(r"of (\d+) bytes", over.message)[0]) - (2 << 20)
+    ended = peer.run(*words, "y" * (40_000 - excess), exec_id="just")
+    assert (ended.reason, ended.started, ended.error["name"]) == ("failed", "no", "argument_too_long"), ended
+    assert not peer.call("daemon.health")["health"]
+    assert peer.sh("echo next").stdout == b"next\n"
 
 
 def test_an_exec_id_never_runs_twice(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:

@@ -217,6 +217,53 @@ def test_two_clients_ask_for_the_same_at_once(daemon: Daemon, emulator: Emulator
     assert ran(emulator) == 1
 
 
+# -- one is quicker than the other
+
+
+def test_a_watcher_takes_the_place_of_a_client_that_leaves(daemon: Daemon, emulator: Emulator) -> None:
+    """Where the disk is full the sandbox keeps a few megabytes, and waits until somebody says that he has them."""
+    emulator.config(scratch_mb=80)
+    with daemon.peer() as owner, daemon.peer() as watcher:
+        owner.sh("cat /dev/zero >/tmp/full 2>/dev/null; cat /dev/zero >/var/tmp/full 2>/dev/null; true")
+        exec_id = owner.start(script="echo up; until [ -e go ]; do sleep 0.01; done; head -c 30000000 /dev/zero; exit 3")
+        owner.output(exec_id, 3)
+        watcher.attach(exec_id)
+        watcher.output(exec_id, 3)
+        watcher.send("exec.ack", {"exec_id": exec_id, "offset": 3}, notification=True)
+        owner.close()
+        (workspace(emulator) / "go").touch()
+        ended = watcher.finish(exec_id)
+        assert (len(ended.stdout), ended.reason, ended.returncode, ended.dropped_bytes) == (30_000_000, "exited", 3, 0)
+
+
+def test_a_watcher_that_waits_for_the_start_takes_the_place_too(daemon: Daemon, emulator: Emulator) -> None:
+    emulator.config(boot_ms=700)
+    with daemon.peer() as owner, daemon.peer() as watcher:
+        exec_id = owner.start("/bin/sh", "-c", TWO_PARTS)
+        watcher.attach(exec_id)
+        owner.close()
+        assert watcher.output(exec_id, 6) == b"first\n"
+        watcher.sh("touch go")
+        ended = watcher.finish(exec_id)
+        assert (ended.returncode, ended.stdout, ended.stderr, ended.dropped_bytes) == (3, b"second\n", b"other\n", 0)
+        assert ran(emulator) == 1
+
+
+def test_a_watcher_far_behind_the_first_loses_what_is_counted(daemon: Daemon) -> None:
+    size = 150_000_000
+    with daemon.peer(limit_s=120) as first, daemon.peer(limit_s=120) as slow:
+        exec_id = first.start(script=f"echo up; read x; head -c {size - 3} /dev/zero; exit 3", stdin_open=True, window=16 << 20)
+        first.output(exec_id, 3)
+        slow.attach(exec_id, window=4096)
+        slow.output(exec_id, 3)
+        first.call("exec.stdin", {"exec_id": exec_id, "stream": "stdin", "offset": 0, "data_b64": "Cg==", "eof": True})
+        ended = first.finish(exec_id)
+        assert (len(ended.stdout), ended.returncode, ended.dropped_bytes) == (size - 3, 3, 0)
+        behind = slow.finish(exec_id)
+        assert (behind.returncode, behind.output_bytes) == (3, size)
+        assert 0 < behind.dropped_bytes == size - 3 - len(behind.stdout)
+
+
 # -- where the shim cannot run
 
 

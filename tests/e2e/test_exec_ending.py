@@ -36,6 +36,12 @@ def family(peer: Peer, emulator: Emulator, **how: object) -> tuple[str, pathlib.
     return peer.start("python3", "-c", FAMILY, **how), ticks  # type: ignore[arg-type]
 
 
+def phase(peer: Peer, exec_id: str) -> str:
+    (found,) = [one for one in peer.call("exec.list")["execs"] if one["exec_id"] == exec_id]
+    word: str = found["phase"]
+    return word
+
+
 def is_dead(emulator: Emulator) -> bool:
     return not any("sleep 60" in line or "python3" in line for line in processes(emulator))
 
@@ -106,6 +112,53 @@ def test_waiting_for_the_sandbox_is_not_the_commands_time(peer: Peer, emulator: 
     emulator.config(boot_ms=700)
     ended = peer.run("echo", "late", timeout_s=0.5)
     assert (ended.reason, ended.stdout, ended.returncode) == ("exited", b"late\n", 0)
+
+
+def test_what_goes_ahead_of_the_command_is_not_its_time(peer: Peer, emulator: Emulator) -> None:
+    """The shim's way into the sandbox, input that is put there, and what the platform did not take at once."""
+    emulator.fault({"latency_ms": 1500}, method="PUT")
+    ended = peer.run(script="echo out", timeout_s=1)
+    assert (ended.reason, ended.stdout) == ("exited", b"out\n")
+    emulator.fault({"latency_ms": 1500}, method="PUT")
+    ended = peer.run("wc", "-c", stdin="x" * 200_000, timeout_s=1)
+    assert (ended.reason, ended.stdout) == ("exited", b"200000\n")
+    emulator.fault_exec({"status": 502, "body": ""}, times=5)  # 1.5 s of pauses between the tries
+    ended = peer.run(script="sleep 1; echo out", timeout_s=1.5)
+    assert (ended.reason, ended.stdout) == ("exited", b"out\n")
+
+
+def test_an_end_within_its_time_that_is_heard_of_late(peer: Peer, emulator: Emulator) -> None:
+    """Every answer takes 0.6 s: the daemon's own clock is over before it knows."""
+    peer.sh("true")
+    emulator.config(latency_ms=600)
+    for window in (65536, 4096):
+        ended = peer.run(script="sleep 0.8; head -c 50000 /dev/zero; exit 3", timeout_s=1, window=window)
+        assert (ended.reason, ended.returncode, len(ended.stdout)) == ("exited", 3, 50_000)
+
+
+def test_an_end_within_its_time_in_front_of_a_client_that_does_not_read(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
+    """Its end lies behind output that nobody has taken when the time is up."""
+    peer.sh("true")
+    exec_id = peer.start(script="head -c 3000000 /dev/zero; touch ended; exit 3", timeout_s=1, window=4096)
+    appears(workspace(emulator) / "ended")
+    with daemon.peer() as second:  # until the daemon's own clock is over too
+        wait_until(lambda: phase(second, exec_id) == "done", "its end is known")
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, len(ended.stdout), ended.dropped_bytes) == ("exited", 3, 3_000_000, 0)
+
+
+def test_an_outage_that_outlasts_the_time(peer: Peer, emulator: Emulator) -> None:
+    """It has ended by itself meanwhile: that is found out, and told."""
+    peer.sh("true")
+    exec_id = peer.start(script="echo hi; sleep 0.5; echo bye; touch ended; exit 3", timeout_s=2)
+    peer.output(exec_id, 3)
+    emulator.config(accept_mode="refuse")
+    emulator.drop_connections("rst")
+    appears(workspace(emulator) / "ended")
+    wait_until(lambda: phase(peer, exec_id) == "ending", "its time is up")
+    emulator.config(accept_mode="normal")
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("exited", 3, b"bye\n")
 
 
 # -- cancels
@@ -250,6 +303,42 @@ def test_an_unconfirmed_cancel_says_so(peer: Peer, emulator: Emulator) -> None:
     assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"up\n")
     assert "may still be running" in ended.message
     assert any("sleep 600" in line for line in processes(emulator))
+
+
+def test_a_cancel_of_what_has_ended_by_itself(peer: Peer, emulator: Emulator) -> None:
+    """Nobody knew yet: its code is the truth, its last bytes arrive, and what it left in the background is ended."""
+    peer.sh("true")
+    exec_id = peer.start(script="echo hi; sleep 600 & sleep 0.3; echo bye; touch ended; exit 3")
+    peer.output(exec_id, 3)
+    emulator.fault_exec({"drop_before": True}, times=0)
+    emulator.drop_connections("rst")
+    appears(workspace(emulator) / "ended")
+    wait_until(lambda: not any("touch" in line for line in processes(emulator)), "its end")
+    emulator.clear_faults()
+    assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("exited", 3, b"bye\n")
+    assert is_dead(emulator), processes(emulator)
+
+
+def test_an_end_told_in_doubt_is_put_right_for_who_asks_again(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start(script="echo hi; until [ -e go ]; do sleep 0.01; done; echo bye; touch ended; exit 3")
+    peer.output(exec_id, 3)
+    emulator.fault_exec({"status": 500, "body": "no"}, times=0)
+    emulator.drop_connections("rst")
+    assert not peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"]
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode) == ("cancelled", 130) and "may still be running" in ended.message
+    (workspace(emulator) / "go").touch()
+    appears(workspace(emulator) / "ended")
+    emulator.clear_faults()
+    with daemon.peer() as second:
+        second.attach(exec_id, 0)
+        ended = second.finish(exec_id)
+        assert (ended.reason, ended.returncode, ended.stdout, ended.message) == ("exited", 3, b"hi\nbye\n", None)
+        listed = {one["exec_id"]: one for one in second.call("exec.list")["execs"]}
+        assert (listed[exec_id]["reason"], listed[exec_id]["returncode"]) == ("exited", 3)
 
 
 def test_only_what_exists_can_be_cancelled(peer: Peer) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import Exit, Peer
 from support.scenes import CREATE, EXEC, START, living, only_id, processes, workspace
@@ -174,6 +175,18 @@ def test_waiting_counts_not_as_the_commands_time(warm: Peer, emulator: Emulator)
     emulator.fault_exec({"status": 429, "headers": {"Retry-After": "1"}})
     assert_ran(warm.sh(LINE, timeout_s=0.9))
     assert lines(emulator) == 1
+
+
+def test_no_retry_after_outlasts_the_queue_timeout(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    with make_daemon(queue_timeout=1).start().peer() as peer:
+        peer.sh("true")
+        emulator.fault_exec({"status": 429, "body": "slow down", "headers": {"Retry-After": "12"}}, times=0)
+        emulator.reset_stats()
+        begun = time.monotonic()
+        ended = peer.sh("echo x >>n")
+        assert 0.9 < time.monotonic() - begun < 5
+        assert (ended.reason, ended.started, ended.error["name"]) == ("failed", "no", "rate_limited")
+        assert emulator.count(EXEC) == 1  # nor is the platform asked before its time
 
 
 # -- whether it ran is not known to the daemon, but to the shim

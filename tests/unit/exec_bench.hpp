@@ -1,4 +1,4 @@
-// A command's machine on a bench: its answers as text ("arm send", "wait 250", "finish"), so that
+// A command's machine on a bench: its answers as text ("send", "wait 250", "finish"), so that
 // tests read as a conversation.
 #pragma once
 
@@ -44,8 +44,14 @@ inline std::string text_of(const exec_fsm::steps& steps) {
         case exec_fsm::action::linger:
             text += "linger-" + std::to_string(each.delay.count());
             break;
+        case exec_fsm::action::look:
+            text += "look";
+            break;
         case exec_fsm::action::finish:
             text += "finish";
+            break;
+        case exec_fsm::action::correct:
+            text += "correct";
             break;
         }
     }
@@ -61,6 +67,22 @@ inline std::string text_of(const exec_exit& exit) {
     if (exit.error) text += " " + std::string(info(exit.error->name()).text);
     if (exit.kill_unconfirmed) text += " unconfirmed";
     return text;
+}
+
+// A word of the runner.
+inline exec_exit told(exit_reason reason, started ran = started::yes) {
+    exec_exit exit;
+    exit.reason = reason;
+    exit.ran = ran;
+    exit.output_end = 7;
+    if (reason == exit_reason::exited) exit.returncode = 3;
+    if (reason == exit_reason::timed_out) exit.returncode = timed_out_code;
+    if (reason == exit_reason::cancelled) exit.returncode = cancelled_code;
+    if (reason == exit_reason::lost || reason == exit_reason::failed) {
+        exit.message = "a word";
+        exit.error.emplace(error_name::outcome_unknown, exit.message);
+    }
+    return exit;
 }
 
 struct exec_bench {
@@ -102,20 +124,23 @@ struct exec_bench {
         return note(fsm.on_cancel(signal));
     }
     std::string deadline() { return note(fsm.on_deadline()); }
-    std::string killed(bool confirmed = true) {
-        return note(fsm.on_killed(confirmed, confirmed ? "" : "no answer"));
+    std::string killed(bool confirmed = true, kill_reach reach = kill_reach::so_far) {
+        return note(fsm.on_killed(confirmed, confirmed ? "" : "no answer", reach));
     }
+    std::string posted() { return note(fsm.on_posted()); }
+    std::string verdict(exec_exit exit) { return note(fsm.on_verdict(std::move(exit))); }
+    std::string found(std::optional<exec_exit> how) { return note(fsm.on_found(std::move(how))); }
     std::string lingered() { return note(fsm.on_lingered()); }
     std::string internal_error() { return note(fsm.on_internal_error("a bug")); }
     std::string exit() const { return text_of(fsm.exit()); }
 
     void to_sending() {
         REQUIRE(begin() == "acquire");
-        REQUIRE(acquired() == "arm send");
+        REQUIRE(acquired() == "send");
     }
     void to_running() {
         to_sending();
-        REQUIRE(sent() == "read");
+        REQUIRE(sent() == "arm read");
     }
     void to_waiting() { // for another try at sending
         to_sending();

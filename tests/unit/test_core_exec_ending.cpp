@@ -43,7 +43,7 @@ TEST_CASE("exec, cancel: while it is being sent, the answer is waited for, not l
     CHECK(b.cancel(kill_signal::terminate) == "-");
 
     SUBCASE("it is accepted: read and end it") {
-        CHECK(b.sent() == "read kill");
+        CHECK(b.sent() == "arm read kill");
         CHECK(b.fsm.ending());
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "kill");
@@ -179,7 +179,7 @@ TEST_CASE("exec, cancel: a second one counts only if it is sharper") {
             REQUIRE(sending.cancel(first) == "linger-2000");
             CHECK(sending.cancel(second) == "-");
             CHECK(sending.fsm.signal() == std::max(first, second));
-            CHECK(sending.sent() == "read kill");
+            CHECK(sending.sent() == "arm read kill");
         }
     }
 }
@@ -189,13 +189,13 @@ TEST_CASE("exec, deadline: at each phase") {
         bench b;
         b.begin();
         CHECK(b.deadline() == "-");
-        CHECK(b.acquired() == "arm send");
+        CHECK(b.acquired() == "send");
     }
     SUBCASE("nor does waiting to send again") {
         bench b;
         b.to_waiting();
         CHECK(b.deadline() == "-");
-        CHECK(b.waited() == "arm send");
+        CHECK(b.waited() == "send");
     }
     SUBCASE("running") {
         bench b;
@@ -412,4 +412,239 @@ TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a 
         CHECK(text_of(answered.on_killed(true, "", reach)) == "linger-500");
         CHECK(text_of(answered.on_lingered()) == (reach == kill_reach::so_far ? "kill" : "finish"));
     }
+}
+
+TEST_CASE("exec, ending: what its runner says goes first") {
+    using why = exit_reason;
+    SUBCASE("it ended by itself before it was cancelled: its code, once nothing of it is left") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::exited)) == "-"); // a child of it may live
+        CHECK(b.killed() == "finish");
+        CHECK(b.exit() == "exited 3 yes");
+        CHECK(b.fsm.exit().output_end == 7);
+        CHECK(b.fsm.certain());
+    }
+    SUBCASE("the answers cross") {
+        bench b;
+        b.to_ending();
+        CHECK(b.killed() == "linger-500");
+        CHECK(b.verdict(told(why::exited)) == "finish");
+        CHECK(b.exit() == "exited 3 yes");
+    }
+    SUBCASE("its time was up before it was cancelled") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::timed_out)) == "-");
+        CHECK(b.killed() == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+    SUBCASE("it could not be started") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::failed, started::no)) == "-");
+        CHECK(b.killed() == "finish");
+        CHECK(b.exit() == "failed null no outcome_unknown");
+    }
+    SUBCASE("it was cancelled before it started") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::cancelled, started::no)) == "-");
+        CHECK(b.killed() == "finish");
+        CHECK(b.exit() == "cancelled 130 no");
+    }
+    SUBCASE("our clock was late: nothing has to be ended any more") {
+        for (const why reason : {why::exited, why::timed_out, why::failed}) {
+            bench b;
+            b.to_ending(true);
+            CHECK(b.verdict(told(reason)) == "finish");
+            CHECK(b.fsm.exit().reason == reason);
+            CHECK(b.killed() == "-");
+        }
+    }
+    SUBCASE("it was killed: by whom the runner does not know") {
+        for (const bool timed_out : {false, true}) {
+            bench b;
+            b.to_ending(timed_out);
+            CHECK(b.verdict(told(why::cancelled)) == "-");
+            CHECK(b.killed() == "finish");
+            CHECK(b.exit() == (timed_out ? "timed_out 124 yes" : "cancelled 130 yes"));
+            CHECK(b.fsm.exit().output_end == 7);
+        }
+    }
+    SUBCASE("it ended by itself, and what it left behind cannot be reached") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::exited)) == "-");
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "exited 3 yes unconfirmed");
+        CHECK(b.fsm.exit().message.find("no answer") != std::string::npos);
+    }
+    SUBCASE("it does not know") {
+        bench b;
+        b.to_ending();
+        CHECK(b.verdict(told(why::lost)) == "-");
+        CHECK(b.killed() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+}
+
+TEST_CASE("exec, ending: it had ended before the kill, so how is asked") {
+    using why = exit_reason;
+    for (const bool timed_out : {false, true}) {
+        CAPTURE(timed_out);
+        bench b;
+        b.to_ending(timed_out);
+        REQUIRE(b.killed(true, kill_reach::after_end) == "look");
+        CHECK(b.lingered() == "-");
+        SUBCASE("by itself: told at once, the rest of its output is read behind that") {
+            CHECK(b.found(told(why::exited)) == "finish");
+            CHECK(b.exit() == "exited 3 yes");
+            CHECK_FALSE(b.fsm.certain()); // where its output ends
+            exec_exit end = told(why::exited);
+            end.output_end = 9;
+            CHECK(b.verdict(end) == "correct");
+            CHECK(b.fsm.certain());
+            CHECK(b.fsm.exit().output_end == 9);
+            CHECK(b.verdict(told(why::exited)) == "-");
+        }
+        SUBCASE("by itself, and its runner dies over its output") {
+            CHECK(b.found(told(why::exited)) == "finish");
+            CHECK(b.verdict(told(why::lost)) == "correct");
+            CHECK(b.exit() == "exited 3 yes");
+            CHECK_FALSE(b.fsm.exit().message.empty());
+        }
+        SUBCASE("by its time: its last output is waited for") {
+            CHECK(b.found(told(why::timed_out)) == "linger-2000");
+            SUBCASE("it comes") {
+                CHECK(b.verdict(told(why::timed_out)) == "finish");
+            }
+            SUBCASE("it does not") {
+                CHECK(b.lingered() == "finish");
+            }
+            CHECK(b.exit() == "timed_out 124 yes");
+        }
+        SUBCASE("by an earlier kill") {
+            CHECK(b.found(told(why::cancelled)) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == (timed_out ? "timed_out 124 yes" : "cancelled 130 yes"));
+        }
+        SUBCASE("nobody can say, until its own line does") {
+            CHECK(b.found(std::nullopt) == "linger-2000");
+            CHECK(b.verdict(told(why::exited)) == "finish");
+            CHECK(b.exit() == "exited 3 yes");
+        }
+        SUBCASE("nobody can say: then neither do we") {
+            CHECK(b.found(std::nullopt) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
+        }
+        SUBCASE("its own line says so first") {
+            CHECK(b.verdict(told(why::exited)) == "finish");
+            CHECK(b.exit() == "exited 3 yes");
+            CHECK(b.found(told(why::cancelled)) == "-");
+        }
+        SUBCASE("its line has broken off for good") {
+            CHECK(b.verdict(told(why::lost)) == "-");
+            CHECK(b.found(std::nullopt) == "finish");
+            CHECK(b.exit() == "lost null yes outcome_unknown unconfirmed");
+        }
+    }
+    SUBCASE("a sharper kill is under way when the answer comes") {
+        bench b;
+        b.to_running();
+        REQUIRE(b.cancel(kill_signal::interrupt) == "kill");
+        REQUIRE(b.killed(true, kill_reach::after_end) == "look");
+        REQUIRE(b.cancel(kill_signal::kill) == "kill");
+        CHECK(b.found(told(why::exited)) == "-");
+        CHECK(b.killed(true, kill_reach::after_end) == "finish");
+        CHECK(b.exit() == "exited 3 yes");
+    }
+    SUBCASE("nothing had been heard of it yet") {
+        bench b;
+        b.to_ending_unanswered();
+        REQUIRE(b.killed(true, kill_reach::after_end) == "look");
+        CHECK(b.found(told(why::timed_out)) == "linger-2000");
+        CHECK(b.sent() == "-"); // it is read on another line by now
+        CHECK(b.verdict(told(why::timed_out)) == "finish");
+        CHECK(b.exit() == "timed_out 124 yes");
+    }
+}
+
+TEST_CASE("exec, ended in doubt: what is heard later puts it right") {
+    using why = exit_reason;
+    const auto in_doubt = [](bench& b, bool timed_out) {
+        b.to_ending(timed_out);
+        REQUIRE(b.killed(false) == "finish");
+        REQUIRE_FALSE(b.fsm.certain());
+    };
+    SUBCASE("it had ended by itself") {
+        bench b;
+        in_doubt(b, true);
+        CHECK(b.verdict(told(why::exited)) == "correct");
+        CHECK(b.exit() == "exited 3 yes");
+        CHECK(b.fsm.certain());
+        CHECK(b.verdict(told(why::timed_out)) == "-");
+    }
+    SUBCASE("the kill had reached it") {
+        for (const bool timed_out : {false, true}) {
+            bench b;
+            in_doubt(b, timed_out);
+            CHECK(b.verdict(told(why::cancelled)) == "correct");
+            CHECK(b.exit() == (timed_out ? "timed_out 124 yes" : "cancelled 130 yes"));
+        }
+    }
+    SUBCASE("it was lost, and is found") {
+        bench b;
+        b.to_running();
+        REQUIRE(b.verdict(told(why::lost)) == "finish");
+        CHECK(b.verdict(told(why::lost)) == "-");
+        CHECK(b.verdict(told(why::exited)) == "correct");
+        CHECK(b.exit() == "exited 3 yes");
+    }
+    SUBCASE("it is ended later") {
+        bench b;
+        in_doubt(b, false);
+        CHECK(text_of(b.fsm.on_late_kill()) == "correct");
+        CHECK(b.exit() == "cancelled 130 yes");
+        CHECK(text_of(b.fsm.on_late_kill()) == "-");
+    }
+    SUBCASE("what is certain stays") {
+        bench b;
+        b.to_running();
+        REQUIRE(b.exited(5) == "finish");
+        CHECK(b.verdict(told(why::exited)) == "-");
+        CHECK(text_of(b.fsm.on_late_kill()) == "-");
+        CHECK(b.exit() == "exited 5 yes");
+    }
+}
+
+TEST_CASE("exec, deadline: the command's time begins when it is known to have started") {
+    const auto delay_of = [](const exec_fsm::steps& steps) {
+        REQUIRE(steps.size() >= 1);
+        REQUIRE(steps.front().what == exec_fsm::action::arm);
+        return steps.front().delay;
+    };
+    bench b;
+    CHECK(b.posted() == "-");
+    b.to_sending(); // what goes before it takes no time of it
+    CHECK(delay_of(b.fsm.on_posted()) == milliseconds(1'500));
+    CHECK(delay_of(b.fsm.on_posted()) == milliseconds(1'500)); // tried again: anew
+    CHECK(delay_of(b.fsm.on_sent()) == milliseconds(0));
+    CHECK(b.posted() == "-");
+
+    bench again; // of the next daemon the clock runs all along
+    CHECK(again.resume() == "arm acquire");
+    CHECK(again.acquired() == "send");
+    CHECK(again.posted() == "-");
+    CHECK(again.sent() == "read");
+}
+
+TEST_CASE("exec, ending: for how long the sandbox is tried to be reached") {
+    bench cancelled;
+    cancelled.to_ending();
+    CHECK(cancelled.fsm.kill_patience() == milliseconds(3'000)); // somebody waits for the answer
+    bench timed_out;
+    timed_out.to_ending(true);
+    CHECK(timed_out.fsm.kill_patience() == milliseconds(10'000));
 }

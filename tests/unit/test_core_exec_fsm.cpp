@@ -16,9 +16,9 @@ TEST_CASE("exec: a command that just runs") {
     bench b;
     CHECK(b.begin() == "acquire");
     CHECK(b.fsm.acquiring());
-    CHECK(b.acquired() == "arm send");
+    CHECK(b.acquired() == "send");
     CHECK(b.fsm.sending());
-    CHECK(b.sent() == "read");
+    CHECK(b.sent() == "arm read");
     CHECK(b.fsm.running());
     CHECK(b.output() == "-");
     CHECK(b.exited(3) == "finish");
@@ -66,10 +66,10 @@ TEST_CASE("exec: how sending can fail") {
             CHECK_FALSE(b.fsm.exit().message.empty());
         } else if (answer == "release_bad") {
             CHECK(b.fsm.acquiring());
-            CHECK(b.acquired() == "arm send");
+            CHECK(b.acquired() == "send");
         } else {
             CHECK(b.fsm.sending());
-            CHECK(b.waited() == "arm send"); // its own clock starts anew: waiting is not running
+            CHECK(b.waited() == "send"); // waiting is not running
         }
     }
 }
@@ -80,7 +80,7 @@ TEST_CASE("exec: an exec on a stopped or vanished sandbox is sent again, three t
         b.to_sending();
         for (int i = 0; i < 3; ++i) {
             CHECK(b.send_failed(why) == "release_bad");
-            CHECK(b.acquired() == "arm send");
+            CHECK(b.acquired() == "send");
         }
         CHECK(b.send_failed(why) == "finish");
         CHECK(b.exit() == "failed null no cloud_error"); // it was found running each time: not gone
@@ -102,11 +102,11 @@ TEST_CASE("exec: 429 is waited out for five minutes, ever more rarely") {
         for (const char* expected : {"wait-250", "wait-500", "wait-1000", "wait-2000", "wait-4000",
                                      "wait-5000", "wait-5000"}) {
             CHECK(b.send_failed(why) == expected);
-            CHECK(b.waited() == "arm send");
+            CHECK(b.waited() == "send");
         }
         b.now = milliseconds(299'999);
-        CHECK(b.send_failed(why) == "wait-5000");
-        CHECK(b.waited() == "arm send");
+        CHECK(b.send_failed(why) == "wait-1"); // not beyond them
+        CHECK(b.waited() == "send");
         CHECK(b.send_failed(why) == "finish");
         CHECK(b.exit() == (why == kind::rate_limited ? "failed null no rate_limited"
                                                      : "failed null no cap_reached"));
@@ -117,10 +117,28 @@ TEST_CASE("exec: Retry-After is honoured, and never shortens the pause") {
     bench b;
     b.to_sending();
     CHECK(b.send_failed(kind::rate_limited, std::chrono::seconds(2)) == "wait-2000");
-    CHECK(b.waited() == "arm send");
+    CHECK(b.waited() == "send");
     CHECK(b.send_failed(kind::rate_limited, std::chrono::seconds(0)) == "wait-500");
-    CHECK(b.waited() == "arm send");
-    CHECK(b.sent() == "read");
+    CHECK(b.waited() == "send");
+    CHECK(b.sent() == "arm read");
+}
+
+TEST_CASE("exec: no Retry-After makes anybody wait longer than was promised") {
+    exec_limits limits;
+    limits.refused = milliseconds(1'000);
+    for (const auto retry : {std::chrono::seconds(12), std::chrono::seconds(86'400)}) {
+        bench b(limits);
+        b.to_sending();
+        CHECK(b.send_failed(kind::rate_limited, retry) == "wait-1000");
+        CHECK(b.waited() == "send"); // held back before it goes out, as the platform asked for
+        CHECK(b.send_failed(kind::rate_limited, retry) == "finish");
+        CHECK(b.exit() == "failed null no rate_limited");
+    }
+    bench b(limits);
+    b.to_sending();
+    REQUIRE(b.send_failed(kind::rate_limited) == "wait-250");
+    REQUIRE(b.waited() == "send");
+    CHECK(b.send_failed(kind::rate_limited, std::chrono::seconds(12)) == "wait-750");
 }
 
 TEST_CASE("exec: a platform out of reach is tried for half a minute") {
@@ -128,7 +146,7 @@ TEST_CASE("exec: a platform out of reach is tried for half a minute") {
     b.to_sending();
     std::string answer = b.send_failed(kind::unreachable);
     while (answer != "finish") {
-        REQUIRE(b.waited() == "arm send");
+        REQUIRE(b.waited() == "send");
         answer = b.send_failed(kind::unreachable);
     }
     CHECK(b.now >= milliseconds(30'000));
@@ -141,16 +159,16 @@ TEST_CASE("exec: only failures to connect in a row count as out of reach") {
     b.to_sending();
     REQUIRE(b.send_failed(kind::rate_limited) == "wait-250");
     b.now += milliseconds(100'000);
-    REQUIRE(b.fsm.on_waited().size() == 2);
+    REQUIRE(b.fsm.on_waited().size() == 1);
     CHECK(b.send_failed(kind::unreachable) == "wait-500"); // the first of its row
     b.now += milliseconds(29'000);
-    REQUIRE(b.fsm.on_waited().size() == 2);
+    REQUIRE(b.fsm.on_waited().size() == 1);
     CHECK(b.send_failed(kind::rate_limited) == "wait-1000"); // an answer: it was reached
     b.now += milliseconds(29'000);
-    REQUIRE(b.fsm.on_waited().size() == 2);
+    REQUIRE(b.fsm.on_waited().size() == 1);
     CHECK(b.send_failed(kind::unreachable) == "wait-2000");
     b.now += milliseconds(145'000);
-    REQUIRE(b.fsm.on_waited().size() == 2);
+    REQUIRE(b.fsm.on_waited().size() == 1);
     CHECK(b.send_failed(kind::rate_limited) == "finish"); // five minutes after the first
 }
 
@@ -158,10 +176,10 @@ TEST_CASE("exec: bringing a sandbox up anew is no part of a row of failures") {
     bench b;
     b.to_sending();
     REQUIRE(b.send_failed(kind::unreachable) == "wait-250");
-    REQUIRE(b.waited() == "arm send");
+    REQUIRE(b.waited() == "send");
     REQUIRE(b.send_failed(kind::conflict) == "release_bad");
     b.now += milliseconds(120'000);
-    REQUIRE(b.acquired() == "arm send");
+    REQUIRE(b.acquired() == "send");
     CHECK(b.send_failed(kind::unreachable) == "wait-500");
 }
 
@@ -245,7 +263,7 @@ TEST_CASE("exec: what comes at the wrong time changes nothing") {
             CHECK(answer == "-");
         }
         CHECK(b.fsm.acquiring());
-        CHECK(b.acquired() == "arm send");
+        CHECK(b.acquired() == "send");
     }
     SUBCASE("while sending") {
         bench b;
@@ -254,7 +272,7 @@ TEST_CASE("exec: what comes at the wrong time changes nothing") {
                                           b.refused(), b.cut(), b.killed(), b.lingered()}) {
             CHECK(answer == "-");
         }
-        CHECK(b.sent() == "read");
+        CHECK(b.sent() == "arm read");
     }
     SUBCASE("while waiting to send again") {
         bench b;
@@ -263,7 +281,7 @@ TEST_CASE("exec: what comes at the wrong time changes nothing") {
                                           b.cut(), b.deadline(), b.killed(), b.lingered()}) {
             CHECK(answer == "-");
         }
-        CHECK(b.waited() == "arm send");
+        CHECK(b.waited() == "send");
     }
     SUBCASE("while running") {
         bench b;

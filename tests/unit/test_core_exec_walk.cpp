@@ -23,6 +23,8 @@ struct seen {
     int kills_running = 0;
     bool killed_since_accept = false; // some kill begun after the last acceptance was confirmed
     int stale_kills = 0;              // of those running, begun before the acceptance
+    bool told = false;                // its runner's word on its end
+    int looks = 0;                    // asked for, not answered
 };
 
 } // namespace
@@ -55,6 +57,13 @@ TEST_CASE("exec: a random walk keeps every promise") {
                     ++all.kills_running;
                     REQUIRE(fsm.ending());
                     break;
+                case exec_fsm::action::look:
+                    ++all.looks;
+                    REQUIRE(fsm.ending());
+                    break;
+                case exec_fsm::action::correct:
+                    REQUIRE(false); // nothing was told yet
+                    break;
                 case exec_fsm::action::wait:
                 case exec_fsm::action::linger:
                     REQUIRE(step.delay > milliseconds(0));
@@ -70,7 +79,7 @@ TEST_CASE("exec: a random walk keeps every promise") {
 
         apply(fsm.begin());
         for (int count = 0; count < 400 && !fsm.done(); ++count) {
-            const unsigned event = random() % 14;
+            const unsigned event = random() % 17;
             now += milliseconds(random() % 4'000);
             trace += std::to_string(event) + " ";
             switch (event) {
@@ -151,9 +160,34 @@ TEST_CASE("exec: a random walk keeps every promise") {
                 } else if (confirmed) {
                     all.killed_since_accept = true;
                 }
-                apply(fsm.on_killed(confirmed, confirmed ? "" : "no answer"));
+                const auto reach = random() % 2 == 0 ? kill_reach::after_end : kill_reach::so_far;
+                apply(fsm.on_killed(confirmed, confirmed ? "" : "no answer", reach));
                 break;
             }
+            case 14:
+                if (all.accepted && random() % 4 == 0) {
+                    const exit_reason words[] = {exit_reason::exited, exit_reason::timed_out,
+                                                 exit_reason::cancelled, exit_reason::lost};
+                    const exit_reason word = words[random() % 4];
+                    all.told = all.told || word != exit_reason::lost;
+                    apply(fsm.on_verdict(told(word)));
+                }
+                break;
+            case 15:
+                if (all.looks > 0) {
+                    --all.looks;
+                    const exit_reason words[] = {exit_reason::exited, exit_reason::timed_out,
+                                                 exit_reason::cancelled};
+                    all.told = all.accepted = all.maybe_run = true;
+                    apply(fsm.on_found(told(words[random() % 3])));
+                }
+                break;
+            case 16:
+                if (all.looks > 0) {
+                    --all.looks;
+                    apply(fsm.on_found(std::nullopt));
+                }
+                break;
             case 13:
                 if (random() % 200 == 0) {
                     apply(fsm.on_internal_error("a bug"));
@@ -200,7 +234,7 @@ TEST_CASE("exec: a random walk keeps every promise") {
         }
         if (exit.reason == exit_reason::timed_out || exit.reason == exit_reason::cancelled) {
             if (!exit.kill_unconfirmed && exit.ran != started::no) {
-                CHECK(all.killed_since_accept);
+                CHECK((all.killed_since_accept || all.told));
                 ++confirmed_ends;
             }
             CHECK((exit.kill_unconfirmed ? !exit.message.empty() : true));

@@ -119,6 +119,38 @@ TEST_CASE("shim command: what no kernel takes is refused") {
     CHECK(refused(spec) == error_name::invalid_params);
 }
 
+TEST_CASE("shim command: text that would be too long encoded goes as it is") {
+    const std::string signs(max_argument, '%');
+    std::vector<std::string> words = run(argv({"printf", signs})).argv;
+    CHECK(*(std::find(words.begin(), words.end(), "--") - 1) == "--raw");
+    CHECK(behind_dashes(words) == std::vector<std::string>{"printf", signs});
+    // Each fits, all together do not.
+    const std::vector<std::string> many(20, std::string(43'000, '%'));
+    words = run(argv(many)).argv;
+    CHECK(behind_dashes(words) == many);
+    // Where it makes no difference, nothing is said of it.
+    words = run(argv({"100%"})).argv;
+    CHECK(std::count(words.begin(), words.end(), "--raw") == 0);
+
+    const auto refusal = [](const command_spec& spec) -> std::string {
+        try {
+            run(spec);
+        } catch (const rpc_error& error) {
+            CHECK(error.name() == error_name::argument_too_long);
+            return error.what();
+        }
+        return "";
+    };
+    // What JSON cannot carry has no other way.
+    CHECK(refusal(argv({"x", std::string(60'000, '\xff')})).find("on its way") !=
+          std::string::npos);
+    CHECK(refusal(argv(std::vector<std::string>(17, std::string(43'000, '\xff'))))
+              .find(std::to_string(max_arguments)) != std::string::npos);
+    CHECK(refusal(argv(std::vector<std::string>(20, std::string(120'000, 'x')))).find("in all") !=
+          std::string::npos);
+    CHECK(refusal(argv(std::vector<std::string>(17, std::string(120'000, 'x')))).empty());
+}
+
 TEST_CASE("shim command: input goes along while it is short, else through a file") {
     command_spec spec = argv({"cat"});
     CHECK_FALSE(option(run(spec).argv, "--stdin"));

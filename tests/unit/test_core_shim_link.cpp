@@ -234,6 +234,33 @@ TEST_CASE("shim link: a shim that is not there is put there, once before each of
     }
 }
 
+TEST_CASE("shim link: arguments that the kernel may refuse say nothing of the shim") {
+    shim_link link(true, std::nullopt);
+    link.expect_long_arguments();
+    std::string step = text_of(link.begin());
+    int calls = 0;
+    while (step != "ended" && ++calls < 20) {
+        REQUIRE(step == "run");
+        link.on_answering();
+        step = text_of(link.on_terminal(at, "code 126", true));
+        if (step == "install") step = text_of(link.on_installed());
+        if (step == "wait") step = text_of(link.on_waited());
+    }
+    CHECK(exit_of(link) == "lost null unknown outcome_unknown");
+    CHECK(link.would_not_start());
+
+    shim_link heard = greeted(); // by one that has said a word, no such thing is said
+    step = "follow";
+    for (calls = 0; step != "ended" && calls < 20; ++calls) {
+        heard.on_cut(at, "cut");
+        heard.on_waited();
+        heard.on_answering();
+        step = text_of(heard.on_terminal(at, "code 1", false));
+        if (step == "install") heard.on_installed();
+    }
+    CHECK_FALSE(heard.would_not_start());
+}
+
 TEST_CASE("shim link: an installation that fails") {
     const auto fresh = [] {
         shim_link link(false, std::nullopt);

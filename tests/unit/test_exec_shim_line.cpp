@@ -49,6 +49,7 @@ struct bench {
         const exec::line_event event = await(io, line->next());
         if (const auto* output = std::get_if<exec::line_output>(&event)) return output->bytes;
         const auto* end = std::get_if<core::exec_exit>(&event);
+        if (end != nullptr) code = end->returncode;
         return end == nullptr ? "?" : std::string(core::to_string(end->reason));
     }
     void open() {
@@ -60,6 +61,7 @@ struct bench {
     asio::io_context io;
     std::vector<answer> answers;
     std::vector<std::string> verbs;
+    std::optional<int> code; // of the end
     scripted_server server;
     sandbox::account account;
     exec::shim_keeper keeper;
@@ -97,6 +99,33 @@ TEST_CASE("shim line: a connection without a sign of life is given up and the co
     CHECK(b.next() == "hi");
     CHECK(b.next() == "exited");
     CHECK(b.verbs == std::vector<std::string>{"\"run\"", "\"follow\""});
+}
+
+// Whatever it was doing when it fell silent: nothing is missing after that, nothing comes twice.
+TEST_CASE("shim line: a stream that stalls comes out whole, once, with its own end") {
+    const std::string begun = test::hello(0, 0, "new") + "o 0 0 r 2\nhi\n";
+    const std::string ended =
+        "exit reason=exited started=yes code=3 signal=- pos=9 out=9 err=0 dropped=0 background=0 "
+        "elapsed_ms=1 output=kept errno=- at=-\n";
+    for (const std::string& next :
+         {std::string(), std::string("o 2 2 r 7\nthe"), std::string("o 2 2 r 7\nthe end\n"),
+          std::string("o 2 2 r 7\nthe end\nexit reason=exi")}) {
+        CAPTURE(next);
+        const bool all = next.find("end") != std::string::npos;
+        const std::string again = all ? test::hello(9, 0, "attached")
+                                      : test::hello(2, 0, "attached") + "o 2 2 r 7\nthe end\n";
+        bench b({says(begun + next, false), says(again + ended)});
+        b.open();
+        std::string output;
+        std::string last = b.next();
+        while (last != "exited" && output.size() < 100) {
+            output += last;
+            last = b.next();
+        }
+        CHECK(output == "hithe end");
+        CHECK(b.code == 3);
+        CHECK(b.verbs == std::vector<std::string>{"\"run\"", "\"follow\""});
+    }
 }
 
 TEST_CASE("shim line: signs of life keep it") {

@@ -30,7 +30,8 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
                               const std::vector<sandbox_record>& records,
                               std::string_view instance);
 
-// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds. True if the intent
+// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds, of a clock that is
+// settled. One dated later than now was dated by a clock that was wrong, and begins anew. True if the intent
 // of the record itself has thereby ended without a sandbox.
 bool age_doubts(sandbox_record& record, std::int64_t now);
 

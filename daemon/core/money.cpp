@@ -5,6 +5,8 @@
 namespace sandboxd::core {
 namespace {
 
+constexpr milliseconds longest_step = std::chrono::hours(24);
+
 double in_seconds(milliseconds time) {
     return static_cast<double>(time.count()) / 1000;
 }
@@ -15,7 +17,8 @@ double cost(double seconds, double usd_per_hour) {
 
 void count_running(usage& of, ledger& total, const observation& seen) {
     if (of.counted_to.count() != 0) {
-        milliseconds passed = std::max(seen.now - of.counted_to, milliseconds(0));
+        milliseconds passed =
+            std::clamp(seen.now - of.counted_to, milliseconds(0), longest_step);
         if (!seen.billed) {
             passed = std::min(passed, seen.longest_unused);
         }
@@ -49,14 +52,22 @@ void count_saved(usage& of, ledger& total, const observation& seen) {
     total.saved_usd += usd;
 }
 
-} // namespace
-
-void count(usage& of, ledger& total, const observation& seen) {
-    if (total.day != seen.day) {
-        total.day = seen.day;
+// A clock that was ahead by days, and believed, must not keep the next days from beginning: its day
+// gets its right number, and what was spent on it stands.
+void turn_page(ledger& total, std::int64_t day) {
+    if (day > total.day) {
         total.today_usd = 0;
         total.saved_today_usd = 0;
     }
+    if (day > total.day || total.day - day > 1) {
+        total.day = day;
+    }
+}
+
+} // namespace
+
+void count(usage& of, ledger& total, const observation& seen) {
+    turn_page(total, seen.day);
     count_running(of, total, seen);
     count_saved(of, total, seen);
 }

@@ -25,7 +25,7 @@ struct usage {
 
 // Of the account, as far as this daemon's sandboxes go; kept in the state.
 struct ledger {
-    std::int64_t day = 0; // any number that is another one every day
+    std::int64_t day = 0; // counts days; which one is the first does not matter
     double today_usd = 0;
     double total_usd = 0;
     double saved_today_usd = 0;
@@ -42,7 +42,9 @@ struct observation {
     milliseconds longest_unused{3'600'000};
 };
 
-// What has passed since the last look is added to both.
+// What has passed since the last look is added to both. No step adds more than a day: the platform
+// stops what has run for so long (D). A day that has begun does not begin again when a clock goes
+// back.
 void count(usage& of, ledger& total, const observation& seen);
 
 // It was stopped for being idle: otherwise it would have run for `at_most` more.

@@ -65,7 +65,11 @@ void judge_account(items& found, const sandbox::account& account) {
         const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(*ahead).count();
         found.warning("clock",
                       "This machine's clock is " + std::to_string(std::abs(seconds)) + " s " +
-                          (seconds > 0 ? "ahead of" : "behind") + " the platform's.",
+                          (seconds > 0 ? "ahead of" : "behind") + " the platform's" +
+                          (account.clock().in_doubt()
+                               ? ", says its last answer; until another one confirms that, nothing "
+                                 "goes by it and nothing is deleted by its age."
+                               : "."),
                       "set the clock (timedatectl set-ntp true): certificates and logs go by it");
     }
 }

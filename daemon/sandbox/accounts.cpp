@@ -23,12 +23,12 @@ namespace {
 constexpr std::chrono::minutes count_period{1};
 constexpr std::chrono::hours prices_last{24};
 
-// Another number for every day of this machine's people.
+// Days of this machine's people.
 std::int64_t day_of(milliseconds cloud) {
     const std::time_t seconds = static_cast<std::time_t>(cloud.count() / 1000);
     std::tm parts{};
     ::localtime_r(&seconds, &parts);
-    return (static_cast<std::int64_t>(parts.tm_year) + 1900) * 1000 + parts.tm_yday;
+    return (cloud.count() / 1000 + parts.tm_gmtoff) / 86'400;
 }
 
 std::string dollars(double usd) {
@@ -41,6 +41,10 @@ std::string dollars(double usd) {
 
 std::int64_t manager::cloud_time() const {
     return account_.cloud_now().count() / 1000;
+}
+
+std::optional<std::int64_t> manager::settled_time() const {
+    return account_.clock().settled() ? std::optional(cloud_time()) : std::nullopt;
 }
 
 std::optional<double> manager::price_of(const core::sandbox_record& record) const {
@@ -60,6 +64,7 @@ bool manager::is_billed(const entry& each) const {
 }
 
 void manager::count_all() {
+    const core::cloud_clock& clock = account_.clock();
     core::observation seen;
     seen.now = account_.cloud_now();
     seen.day = day_of(seen.now);
@@ -68,13 +73,16 @@ void manager::count_all() {
         core::sandbox_record& record = each->record;
         seen.billed = is_billed(*each);
         seen.usd_per_hour = price_of(record);
-        core::count(record.usage, ledger_, seen);
+        if (clock.known()) { // by a guess of the time nothing is counted, and no day begins
+            core::count(record.usage, ledger_, seen);
+        }
         if (record.sandbox_id.empty()) {
             record.usage = {}; // the next one is another sandbox
         }
         if (record.state != core::life_state::stopped) {
             record.stopped_since = 0;
-        } else if (record.stopped_since == 0 && account_.cloud_heard()) {
+        } else if (clock.settled() &&
+                   (record.stopped_since == 0 || record.stopped_since > cloud_time())) {
             record.stopped_since = cloud_time();
         }
     }
@@ -142,16 +150,11 @@ asio::awaitable<void> manager::keep_accounts() {
     }
 }
 
-// Only just after a listing, by the time it was given with: a local clock may have jumped.
+// Only just after a listing.
 void manager::retire_old() {
-    if (options_.retention == milliseconds(0) || !account_.cloud_heard()) {
-        return;
-    }
     for (const auto& [key, each] : entries_) {
-        const core::sandbox_record& record = each->record;
-        const bool old =
-            record.state == core::life_state::stopped && record.stopped_since != 0 &&
-            std::chrono::seconds(cloud_time() - record.stopped_since) >= options_.retention;
+        const bool old = each->age.on_listing(each->record, settled_time(), now(),
+                                              options_.retention);
         if (old && !is_in_use(*each) && is_of_account(*each)) {
             spdlog::info("{}: stopped for longer than retention, deleting it", describe(key));
             begin(each, operation_kind::terminate, {});

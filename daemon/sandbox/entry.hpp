@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/awake_clock.hpp"
+#include "core/retention.hpp"
 #include "core/slot_queue.hpp"
 #include "sandbox/background_probe.hpp"
 #include "sandbox/manager.hpp"
@@ -48,6 +49,7 @@ public:
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
+    core::retention age;    // of a stopped one
     bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
     condition changed; // the operation moved on or ended, a lease went
 };

@@ -74,6 +74,8 @@ std::chrono::milliseconds manager::tick() const {
 
 void manager::adopt(store::saved_state saved) {
     ledger_ = saved.ledger;
+    clock_mark_ = saved.clock;
+    account_.resume_clock(saved.clock);
     prices_ = std::move(saved.prices);
     for (core::sandbox_record& record : saved.records) {
         const std::shared_ptr<entry> each = entry_for(record.key);

@@ -243,7 +243,9 @@ private:
     cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
     void delete_late(const cloud::sandbox_info& seen);
     bool doubts_open() const;
+    bool look_again_soon() const;
     std::int64_t cloud_time() const; // unix seconds
+    std::optional<std::int64_t> settled_time() const; // nothing: it is in doubt
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
     void apply_state(entry& each, const cloud::sandbox_info& seen);
@@ -297,6 +299,7 @@ private:
     condition reconcile_wanted_;
     bool reconcile_again_ = false;
     core::ledger ledger_;
+    core::clock_mark clock_mark_; // the newest of a settled clock
     store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;

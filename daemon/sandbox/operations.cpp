@@ -96,15 +96,21 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
 
 asio::awaitable<void> manager::save() {
     count_all();
+    const std::optional<std::int64_t> at = settled_time();
+    if (at) {
+        clock_mark_ = account_.clock_mark();
+    }
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
-        core::age_doubts(each->record, cloud_time());
+        if (at) {
+            core::age_doubts(each->record, *at);
+        }
         if (each->record.generation != 0 || !each->record.sandbox_id.empty() ||
             each->record.create_pending || !each->record.doubts.empty()) {
             records.push_back(each->record);
         }
     }
-    store::saved_state state{std::move(records), ledger_, prices_};
+    store::saved_state state{std::move(records), ledger_, prices_, clock_mark_};
     co_await store_.save(std::move(state));
 }
 

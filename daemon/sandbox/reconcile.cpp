@@ -24,8 +24,10 @@ using namespace asio::experimental::awaitable_operators;
 
 namespace {
 
-// While the outcome of a create is open, or just now was.
-constexpr std::chrono::seconds look_for_late_every{60};
+// While the outcome of a create is open, or just now was, and while something waits for the
+// platform to say it a second time; longer than core/cloud_clock takes to believe it.
+constexpr std::chrono::seconds look_soon{65};
+static_assert(look_soon > core::cloud_clock::confirm_after);
 // What others do to our sandboxes is noticed by then at the latest.
 constexpr std::chrono::seconds look_every{300};
 
@@ -51,6 +53,13 @@ bool manager::doubts_open() const {
     });
 }
 
+bool manager::look_again_soon() const {
+    const bool old = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
+        return each.second->age.wants_another();
+    });
+    return old || doubts_open() || account_.clock().in_doubt();
+}
+
 asio::awaitable<void> manager::reconcile_until_done() {
     core::backoff retry(std::chrono::milliseconds(500), std::chrono::milliseconds(30'000));
     for (;;) {
@@ -60,7 +69,7 @@ asio::awaitable<void> manager::reconcile_until_done() {
         }
         reconcile_again_ = false;
         const bool well = co_await reconcile();
-        std::chrono::milliseconds delay = doubts_open() ? look_for_late_every : look_every;
+        std::chrono::milliseconds delay = look_again_soon() ? look_soon : look_every;
         if (well) {
             reconciled_ = true;
             reconcile_trouble_.clear();
@@ -129,7 +138,8 @@ asio::awaitable<bool> manager::reconcile() {
     }
     note_others(*listed);
     for (const auto& [key, each] : entries_) {
-        if (core::age_doubts(each->record, cloud_time())) {
+        const std::optional<std::int64_t> at = settled_time();
+        if (at && core::age_doubts(each->record, *at)) {
             spdlog::info("{}: no sandbox has turned up for a day: none was made", describe(key));
         }
     }

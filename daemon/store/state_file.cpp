@@ -66,6 +66,19 @@ price_list prices_from(const json::object& object) {
     return prices;
 }
 
+json::object to_json(const core::clock_mark& clock) {
+    return {{"boot", clock.boot},
+            {"elapsed_ms", clock.elapsed.count()},
+            {"cloud_ms", clock.cloud.count()}};
+}
+
+core::clock_mark clock_from(const json::object& object) {
+    const auto time = [&](const char* name) {
+        return core::milliseconds(object.at(name).to_number<std::int64_t>());
+    };
+    return {json::value_to<std::string>(object.at("boot")), time("elapsed_ms"), time("cloud_ms")};
+}
+
 // Text that a JSON string cannot hold does not come in: keys reach us in JSON.
 json::object to_json(const core::sandbox_record& record) {
     json::array doubts;
@@ -153,7 +166,8 @@ std::string format_state(const saved_state& state) {
     return json::serialize(json::object{{"version", state_version},
                                         {"sandboxes", std::move(sandboxes)},
                                         {"ledger", to_json(state.ledger)},
-                                        {"prices", to_json(state.prices)}}) +
+                                        {"prices", to_json(state.prices)},
+                                        {"clock", to_json(state.clock)}}) +
            "\n";
 }
 
@@ -190,7 +204,7 @@ parsed_state parse_state(std::string_view text) {
             parsed.rejected.push_back(where + problem.what());
         }
     }
-    // Neither is worth losing a sandbox for.
+    // None is worth losing a sandbox for.
     try {
         if (const json::value* ledger = root.as_object().if_contains("ledger")) {
             parsed.state.ledger = ledger_from(ledger->as_object());
@@ -198,8 +212,11 @@ parsed_state parse_state(std::string_view text) {
         if (const json::value* prices = root.as_object().if_contains("prices")) {
             parsed.state.prices = prices_from(prices->as_object());
         }
+        if (const json::value* clock = root.as_object().if_contains("clock")) {
+            parsed.state.clock = clock_from(clock->as_object());
+        }
     } catch (const std::exception& problem) {
-        parsed.rejected.push_back(std::string("the account of costs: ") + problem.what());
+        parsed.rejected.push_back(std::string("costs and clock: ") + problem.what());
     }
     return parsed;
 }

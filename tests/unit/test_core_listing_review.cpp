@@ -128,3 +128,10 @@ TEST_CASE("doubts: dated once, kept for a day, and an intent ends with its doubt
     CHECK_FALSE(record.create_pending);
     CHECK(record.state == life_state::absent);
 }
+
+TEST_CASE("doubts: one dated by a clock that was ahead begins anew") {
+    sandbox_record record = record_of("a", "c2");
+    record.doubts = {{"c1", 500'000}};
+    CHECK_FALSE(age_doubts(record, 1'000));
+    CHECK(record.doubts[0].since == 1'000);
+}

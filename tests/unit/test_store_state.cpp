@@ -50,7 +50,7 @@ sandbox_record full_record(std::string task = "session:42") {
 }
 
 saved_state with(std::vector<sandbox_record> records) {
-    return {std::move(records), {}, {}};
+    return {std::move(records), {}, {}, {}};
 }
 
 bool same(const sandbox_record& a, const sandbox_record& b) {

@@ -16,16 +16,22 @@ double cost(double seconds, double usd_per_hour) {
 }
 
 void count_running(usage& of, ledger& total, const observation& seen) {
-    if (of.counted_to.count() != 0) {
-        milliseconds passed =
-            std::clamp(seen.now - of.counted_to, milliseconds(0), longest_step);
-        if (!seen.billed) {
-            passed = std::min(passed, seen.longest_unused);
-        }
+    const bool counting = of.counted_to.count() != 0;
+    milliseconds passed{0};
+    if (counting) {
+        const bool runs = seen.billed && seen.observed;
+        const milliseconds until =
+            runs ? seen.now : std::min(seen.now, of.seen_at + seen.longest_unused);
+        passed = std::clamp(until - of.counted_to, milliseconds(0), longest_step);
         of.seconds += in_seconds(passed);
         of.unpriced_s += in_seconds(passed);
     }
-    of.counted_to = seen.billed ? seen.now : milliseconds(0);
+    if (seen.observed) {
+        of.counted_to = seen.billed ? seen.now : milliseconds(0);
+        of.seen_at = of.counted_to;
+    } else if (counting) {
+        of.counted_to += passed; // should it turn out to run still, the rest is counted then
+    }
     if (seen.usd_per_hour && of.unpriced_s > 0) {
         const double usd = cost(of.unpriced_s, *seen.usd_per_hour);
         of.unpriced_s = 0;

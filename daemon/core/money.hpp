@@ -19,6 +19,7 @@ struct usage {
     double usd = 0;             // what they cost
     double unpriced_s = 0;      // those of them whose price was not known yet
     milliseconds counted_to{0}; // it was billed when last seen, then; 0: it was not
+    milliseconds seen_at{0};    // last seen to be billed then; may be earlier than counted_to
     double saving_s = 0;        // for so long at most it would have run on, had it not been stopped
     milliseconds saved_to{0};   // of those, counted to here
 };
@@ -33,12 +34,13 @@ struct ledger {
 };
 
 struct observation {
-    bool billed = false;                // as seen now
+    bool billed = false;                // as seen now, or when last seen
+    bool observed = true;               // now; else it is of another account, or nothing answers
     std::optional<double> usd_per_hour; // of its plan; nothing: not known
     milliseconds now{0};
     std::int64_t day = 0;
-    // One that is found stopped after a time unseen has run on for so long at the most: then the
-    // platform stops what nobody uses.
+    // One that is found stopped after a time unseen, or is not seen any more, has run on for so
+    // long at the most: then the platform stops what nobody uses.
     milliseconds longest_unused{3'600'000};
 };
 

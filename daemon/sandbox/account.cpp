@@ -47,8 +47,8 @@ std::unique_ptr<cloud::client> account::make_client() {
 account::account(asio::any_io_executor executor, std::string base_url, secret key,
                  std::filesystem::path state_dir)
     : executor_(std::move(executor)), base_url_(std::move(base_url)),
-      state_dir_(std::move(state_dir)), key_(std::move(key)),
-      boot_(sys::boot_id()), clock_(elapsed(), in_ms(std::chrono::system_clock::now())), client_(make_client()) {
+      state_dir_(std::move(state_dir)), key_(std::move(key)), boot_(sys::boot_id()),
+      clock_(elapsed(), in_ms(std::chrono::system_clock::now())), client_(make_client()) {
     if (!key_.empty()) {
         fingerprint_ = key_fingerprint(key_);
         client_->set_key(key_);
@@ -71,6 +71,19 @@ asio::awaitable<void> account::set_key(secret key) {
         co_return;
     }
     refuse_another(key);
+    if (configured() && key != key_) {
+        // A single 401 may have been somebody's mistake: what the key in use has made would be
+        // nobody's.
+        const auto asked_again = co_await client_->list();
+        observe(asked_again);
+        const bool refused = !asked_again.has_value() &&
+                             asked_again.error().kind == cloud::failure_kind::unauthorized;
+        if (!refused) {
+            throw rpc_error(error_name::account_mismatch,
+                            "this daemon works with another API key (fingerprint " + fingerprint_ +
+                                "), and the platform does not say that it refuses that one");
+        }
+    }
     const std::unique_ptr<cloud::client> trial = make_client();
     trial->set_key(key);
     const auto listed = co_await trial->list();

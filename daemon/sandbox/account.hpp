@@ -40,9 +40,9 @@ public:
     void require_configured() const; // throws rpc_error not_configured
 
     // Takes a client's key: asks the platform whether it is good, keeps it, works with it from then
-    // on. The key in use is answered well at once; a different one is refused while a good one is
-    // in use. Throws rpc_error: unauthorized, account_mismatch, cloud_unreachable, or
-    // internal_error when it cannot be kept.
+    // on. The key in use is answered well at once; a different one is refused unless the platform
+    // says, asked at that moment, that it does not take the one in use. Throws rpc_error:
+    // unauthorized, account_mismatch, cloud_unreachable, or internal_error when it cannot be kept.
     boost::asio::awaitable<void> set_key(secret key);
 
     using purpose = core::pacing::purpose;

@@ -63,15 +63,25 @@ bool manager::is_billed(const entry& each) const {
                                                      : core::is_active(record.state);
 }
 
+// Whether what becomes of it would be noticed.
+bool manager::is_observed(const entry& each) const {
+    return is_of_account(each) && !account_.key_refused() && !account_.unreachable();
+}
+
+std::chrono::seconds manager::longest_unused(const core::sandbox_record& record) const {
+    return record.timeout.count() != 0 ? record.timeout : options_.server_timeout;
+}
+
 void manager::count_all() {
     const core::cloud_clock& clock = account_.clock();
     core::observation seen;
     seen.now = account_.cloud_now();
     seen.day = day_of(seen.now);
-    seen.longest_unused = options_.server_timeout;
     for (const auto& [key, each] : entries_) {
         core::sandbox_record& record = each->record;
         seen.billed = is_billed(*each);
+        seen.observed = is_observed(*each);
+        seen.longest_unused = longest_unused(record);
         seen.usd_per_hour = price_of(record);
         if (clock.known()) { // by a guess of the time nothing is counted, and no day begins
             core::count(record.usage, ledger_, seen);
@@ -88,11 +98,17 @@ void manager::count_all() {
     }
 }
 
+// Unseen for so long that the platform has stopped it, unless somebody else uses it.
+bool manager::given_up(const entry& each) const {
+    return !is_observed(each) &&
+           account_.cloud_now() >= each.record.usage.seen_at + longest_unused(each.record);
+}
+
 money manager::spending() {
     count_all();
     money now{ledger_, 0, options_.budget_per_day, true};
     for (const auto& [key, each] : entries_) {
-        if (!is_billed(*each)) {
+        if (!is_billed(*each) || given_up(*each)) {
             continue;
         }
         const std::optional<double> price = price_of(each->record);
@@ -153,8 +169,8 @@ asio::awaitable<void> manager::keep_accounts() {
 // Only just after a listing.
 void manager::retire_old() {
     for (const auto& [key, each] : entries_) {
-        const bool old = each->age.on_listing(each->record, settled_time(), now(),
-                                              options_.retention);
+        const bool old =
+            each->age.on_listing(each->record, settled_time(), now(), options_.retention);
         if (old && !is_in_use(*each) && is_of_account(*each)) {
             spdlog::info("{}: stopped for longer than retention, deleting it", describe(key));
             begin(each, operation_kind::terminate, {});

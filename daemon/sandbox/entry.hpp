@@ -48,10 +48,12 @@ public:
     std::chrono::milliseconds work_told{0};                  // awake clock
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
+    std::chrono::milliseconds held_since{0};               // monotonic; since when there are leases
+    std::chrono::milliseconds call_ended{0};               // monotonic; the last that is known of
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
-    core::retention age;    // of a stopped one
+    core::retention age;                                   // of a stopped one
     bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
-    condition changed; // the operation moved on or ended, a lease went
+    condition changed;      // the operation moved on or ended, a lease went
 };
 
 // What leases need of the manager. Shared, because a lease may outlive it when the io_context is

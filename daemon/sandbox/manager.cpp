@@ -80,7 +80,9 @@ void manager::adopt(store::saved_state saved) {
     for (core::sandbox_record& record : saved.records) {
         const std::shared_ptr<entry> each = entry_for(record.key);
         each->record = std::move(record);
+        restore_holders(*each);
         each->used(awake());
+        each->call_ended = now(); // not known: counted anew
     }
 }
 
@@ -180,9 +182,13 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
 
 lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
     how.created = std::exchange(each->untouched, false);
+    if (each->leases.empty()) {
+        each->held_since = now();
+    }
     return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
         // The lease has kept it alive until now.
         held->used(beat->clock.now(now()));
+        held->call_ended = now();
         beat->activity.notify_all();
     });
 }
@@ -206,12 +212,6 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
             co_return std::nullopt;
         }
         co_return lease_of(each, {}, std::move(exec_id));
-    }
-}
-
-void manager::hold(const core::sandbox_key& key, sys::process_identity holder) {
-    if (holder.pid != 0) {
-        entry_for(key)->holders.insert(holder);
     }
 }
 
@@ -310,8 +310,8 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
         co_return result;
     }
     const std::shared_ptr<entry> each = found->second;
-    each->holders.erase(holder);
-    result.holders = count_holders(*each);
+    let_go(*each, holder);
+    result.holders = count_others(*each, holder);
     if (!each->record.persistent && each->record.owner.pid == holder.pid &&
         each->record.owner.start_time == holder.start_time) {
         each->record.owner_gone = true;
@@ -339,12 +339,6 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
     result.action =
         mode == release_mode::stop ? release_action::stopped : release_action::terminated;
     co_return result;
-}
-
-std::size_t manager::count_holders(entry& each) {
-    std::erase_if(each.holders,
-                  [](const sys::process_identity& holder) { return !sys::alive(holder); });
-    return each.holders.size();
 }
 
 bool manager::is_in_use(const entry& each) const {

@@ -191,7 +191,8 @@ public:
     boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode,
                                              sys::process_identity holder);
 
-    std::chrono::seconds server_timeout() const noexcept { return options_.server_timeout; }
+    // After so long without a call the platform stops the key's sandbox.
+    std::chrono::seconds server_timeout(const core::sandbox_key& key) const;
     view get(const selector& which);                 // throws sandbox_not_found
     core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
     // Of a key's newest boot; 0 before the first.
@@ -211,8 +212,10 @@ public:
 
     std::size_t queued() const noexcept { return places_.waiting(); }
     const manager_options& options() const noexcept { return options_; }
-    // What a person should look at: records of another account, a reconcile that does not succeed.
+    // What a person should look at: a reconcile that does not succeed.
     std::vector<std::string> complaints() const;
+    // Records of another account or host than the one in use: nobody looks after their sandboxes.
+    std::vector<core::sandbox_record> of_other_accounts() const;
     const std::string& unsaved() const noexcept { return store_.trouble(); } // empty: all is saved
 
 private:
@@ -244,7 +247,7 @@ private:
     void delete_late(const cloud::sandbox_info& seen);
     bool doubts_open() const;
     bool look_again_soon() const;
-    std::int64_t cloud_time() const; // unix seconds
+    std::int64_t cloud_time() const;                  // unix seconds
     std::optional<std::int64_t> settled_time() const; // nothing: it is in doubt
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
@@ -265,6 +268,9 @@ private:
     boost::asio::awaitable<void> keep_accounts();
     void count_all();
     bool is_billed(const entry& each) const;
+    bool is_observed(const entry& each) const;
+    bool given_up(const entry& each) const;
+    std::chrono::seconds longest_unused(const core::sandbox_record& record) const;
     std::optional<double> price_of(const core::sandbox_record& record) const;
     std::optional<rpc_error> over_budget();
     void retire_old();
@@ -282,7 +288,17 @@ private:
     bool is_idle(const entry& each) const; // running, and nothing of ours goes on there
     view view_of(const entry& each) const;
     std::string why_awake(const entry& each) const;
-    std::size_t count_holders(entry& each);
+    std::chrono::seconds server_timeout(const core::sandbox_record& record) const;
+    void note_timeout(core::sandbox_record& record) const;
+
+    // holders.cpp
+    void let_go(entry& each, const sys::process_identity& holder);
+    std::size_t count_holders(entry& each); // alive
+    std::size_t count_others(entry& each, const sys::process_identity& asker);
+    void restore_holders(entry& each);
+    core::sandbox_record record_to_keep(entry& each);
+    void save_soon();
+
     static std::chrono::milliseconds now(); // monotonic
     // Counts only while this process could be reached: idleness is told by this one.
     std::chrono::milliseconds awake() const;

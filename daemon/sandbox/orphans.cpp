@@ -100,6 +100,7 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
                              ? std::string()
                              : creation->second.substr(0, creation->second.rfind('.'));
     record.attempt = 1;
+    record.timeout = core::timeout_tag(info);
     record.sandbox_id = id;
     record.created_at = info.created_at;
     record.runs_on = info.plan;

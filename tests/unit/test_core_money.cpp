@@ -119,7 +119,7 @@ TEST_CASE("money: one step counts a day at the most, whatever the clock says") {
     usage of;
     ledger total;
     count(of, total, at(0, true));
-    count(of, total, at(400 * 86'400, true));
+    count(of, total, at(20 * 86'400, true));
     CHECK(of.seconds == doctest::Approx(86'400));
 }
 
@@ -137,4 +137,30 @@ TEST_CASE("money: a day does not begin twice because a clock goes back") {
     CHECK(total.today_usd == doctest::Approx(0.01));
     count(of, total, at(10, true, price, 8));
     CHECK(total.today_usd == doctest::Approx(0));
+}
+
+TEST_CASE("money: what is not seen any more is counted for as long as the platform lets it run") {
+    usage of;
+    ledger total;
+    count(of, total, at(0, true));
+    count(of, total, at(10, true));
+    const auto unseen = [](int second) {
+        observation seen = at(second, true);
+        seen.observed = false;
+        return seen;
+    };
+    count(of, total, unseen(60));
+    CHECK(of.seconds == doctest::Approx(60));
+    count(of, total, unseen(5'000));
+    count(of, total, unseen(50'000));
+    CHECK(of.seconds == doctest::Approx(110));
+    usage gone = of;
+    count(of, total, at(60'000, true)); // it ran all the time
+    CHECK(of.seconds == doctest::Approx(60'000));
+    count(gone, total, at(60'000, false));
+    CHECK(gone.seconds == doctest::Approx(110)); // and nothing twice
+    usage never;
+    count(never, total, unseen(10));
+    count(never, total, unseen(20));
+    CHECK(never.seconds == 0);
 }

@@ -41,11 +41,19 @@ sandbox_record full_record(std::string task = "session:42") {
     record.created_at = 1'764'400'000;
     record.runs_on = "large";
     record.stopped_since = 1'764'400'001;
-    record.usage = {12.5, 0.25, 1.5, core::milliseconds(77), 3.5, core::milliseconds(78)};
+    record.usage = {12.5,
+                    0.25,
+                    1.5,
+                    core::milliseconds(77),
+                    core::milliseconds(76),
+                    3.5,
+                    core::milliseconds(78)};
     record.owner = {4711, 99, "boot"};
     record.owner_gone = true;
     record.state_lost = true;
     record.doubts = {{"s-0", 5}, {"s-1", 0}};
+    record.holders = {{4711, 99, "boot"}, {4712, 100, "boot"}};
+    record.timeout = std::chrono::seconds(3600);
     return record;
 }
 

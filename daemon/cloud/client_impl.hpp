@@ -60,8 +60,8 @@ public:
     boost::asio::awaitable<result<opened>> request(http_request what, connection_choice choice);
     boost::asio::awaitable<result<answer>>
     call(http_request what, connection_choice choice = connection_choice::pooled_if_possible);
-    // Tells the Date of an answer that has proved to be the API's: a proxy's page, an error, what was
-    // cut short or empty says nothing about the time.
+    // Tells the Date of an answer that has proved to be the API's: a proxy's page, an error, what
+    // was cut short or empty says nothing about the time.
     template <class T>
     result<T> believed(const answer& said, result<T> parsed) const {
         if (parsed.has_value() && !said.body.empty() && said.date && options_.on_date) {

@@ -31,8 +31,8 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
                               std::string_view instance);
 
 // Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds, of a clock that is
-// settled. One dated later than now was dated by a clock that was wrong, and begins anew. True if the intent
-// of the record itself has thereby ended without a sandbox.
+// settled. One dated later than now was dated by a clock that was wrong, and begins anew. True if
+// the intent of the record itself has thereby ended without a sandbox.
 bool age_doubts(sandbox_record& record, std::int64_t now);
 
 } // namespace sandboxd::core

@@ -145,7 +145,7 @@ void judge_sandboxes(items& found, const services& parts) {
             std::to_string(lost) +
                 (lost == 1 ? " sandbox was made by this daemon, and no record of it is left."
                            : " sandboxes were made by this daemon, and no record of them is left."),
-            "deepinfra-sandboxd doctor tells what can be done; with --fix it does that");
+            "they take places and cost money; deepinfra-sandboxd doctor tells what can be done");
     }
     judge_other_accounts(found, parts);
     for (const core::sandbox_key& key : manager.about_to_expire()) {

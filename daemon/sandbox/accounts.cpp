@@ -48,7 +48,10 @@ std::optional<std::int64_t> manager::settled_time() const {
 }
 
 std::optional<double> manager::price_of(const core::sandbox_record& record) const {
-    const std::string& plan = record.runs_on.empty() ? record.plan : record.runs_on;
+    return price_of(record.runs_on.empty() ? record.plan : record.runs_on);
+}
+
+std::optional<double> manager::price_of(const std::string& plan) const {
     const auto found = prices_.usd_per_hour.find(plan);
     return found == prices_.usd_per_hour.end() ? std::nullopt : std::optional(found->second);
 }
@@ -96,6 +99,16 @@ void manager::count_all() {
             record.stopped_since = cloud_time();
         }
     }
+    for (const cloud::sandbox_info& info : orphans_) {
+        seen.billed = core::is_active(core::life_state_of(info.state));
+        seen.observed = !account_.key_refused() && !account_.unreachable();
+        seen.usd_per_hour = price_of(info.plan);
+        const std::chrono::seconds timeout = core::timeout_tag(info);
+        seen.longest_unused = timeout.count() != 0 ? timeout : options_.server_timeout;
+        if (clock.known()) {
+            core::count(orphan_usage_[info.id], ledger_, seen);
+        }
+    }
 }
 
 // Unseen for so long that the platform has stopped it, unless somebody else uses it.
@@ -114,6 +127,13 @@ money manager::spending() {
         const std::optional<double> price = price_of(each->record);
         now.usd_per_hour += price.value_or(0);
         now.prices_known = now.prices_known && price.has_value();
+    }
+    for (const cloud::sandbox_info& info : orphans_) {
+        if (core::is_active(core::life_state_of(info.state))) {
+            const std::optional<double> price = price_of(info.plan);
+            now.usd_per_hour += price.value_or(0);
+            now.prices_known = now.prices_known && price.has_value();
+        }
     }
     return now;
 }
@@ -139,7 +159,7 @@ asio::awaitable<void> manager::keep_accounts() {
         const bool any = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
             return core::is_active(each.second->record.state);
         });
-        if (!any || !account_.configured()) {
+        if ((!any && active_orphans() == 0) || !account_.configured()) {
             co_await pulse_->activity.wait();
             continue;
         }

@@ -100,6 +100,7 @@ struct money {
 struct orphan {
     cloud::sandbox_info info;
     std::optional<core::sandbox_key> key; // if it is one that this daemon can think of
+    std::optional<double> usd_per_hour;   // now; nothing: its price is not known
 };
 
 // Whose sandbox: a key, or the cloud's id of one that a record knows.
@@ -116,6 +117,7 @@ class entry;
 struct operation;
 struct pulse;
 class background_probe;
+struct background_answer; // background_probe.hpp
 enum class operation_kind : int;
 
 // A running sandbox, held. Movable; letting go of it is the end of the use.
@@ -203,6 +205,8 @@ public:
     std::vector<orphan> orphans() const;
     // Takes an orphan for the sandbox of a key, which must be the one it was made for.
     boost::asio::awaitable<void> adopt_orphan(std::string id, core::sandbox_key key);
+    // What runs in an orphan.
+    boost::asio::awaitable<background_answer> look_into_orphan(std::string id);
     boost::asio::awaitable<void> terminate_orphan(std::string id);
 
     money spending();
@@ -244,6 +248,8 @@ private:
     void note_others(const std::vector<cloud::sandbox_info>& listing);
     boost::asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> list_all();
     cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
+    bool is_orphan(const std::string& id) const;
+    std::size_t active_orphans() const;
     void delete_late(const cloud::sandbox_info& seen);
     bool doubts_open() const;
     bool look_again_soon() const;
@@ -272,6 +278,7 @@ private:
     bool given_up(const entry& each) const;
     std::chrono::seconds longest_unused(const core::sandbox_record& record) const;
     std::optional<double> price_of(const core::sandbox_record& record) const;
+    std::optional<double> price_of(const std::string& plan) const;
     std::optional<rpc_error> over_budget();
     void retire_old();
 
@@ -320,9 +327,10 @@ private:
     bool reconciled_ = false;
     bool listed_once_ = false;
     std::vector<cloud::sandbox_info> orphans_;
-    std::set<std::string> being_deleted_; // late creations, by id
-    int others_active_ = 0;               // as the last listing showed
-    std::string boot_;                    // of the machine
+    std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them
+    std::set<std::string> being_deleted_;             // late creations, by id
+    int others_active_ = 0;                           // as the last listing showed
+    std::string boot_;                                // of the machine
     std::string reconcile_trouble_;
 };
 

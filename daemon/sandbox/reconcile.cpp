@@ -54,9 +54,8 @@ bool manager::doubts_open() const {
 }
 
 bool manager::look_again_soon() const {
-    const bool old = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
-        return each.second->age.wants_another();
-    });
+    const bool old = std::any_of(entries_.begin(), entries_.end(),
+                                 [](const auto& each) { return each.second->age.wants_another(); });
     return old || doubts_open() || account_.clock().in_doubt();
 }
 

@@ -100,12 +100,12 @@ std::vector<core::sandbox_key> manager::about_to_expire() const {
 }
 
 int manager::active() const {
-    return others_active_ + static_cast<int>(std::count_if(
-                                entries_.begin(), entries_.end(), [this](const auto& each) {
-                                    return is_of_account(*each.second) &&
-                                           (core::is_active(each.second->record.state) ||
-                                            each.second->record.create_pending);
-                                }));
+    const auto ours = std::count_if(entries_.begin(), entries_.end(), [this](const auto& each) {
+        const core::sandbox_record& record = each.second->record;
+        return is_of_account(*each.second) &&
+               (core::is_active(record.state) || record.create_pending);
+    });
+    return others_active_ + static_cast<int>(active_orphans()) + static_cast<int>(ours);
 }
 
 std::vector<core::sandbox_record> manager::of_other_accounts() const {

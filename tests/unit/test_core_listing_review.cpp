@@ -135,3 +135,12 @@ TEST_CASE("doubts: one dated by a clock that was ahead begins anew") {
     CHECK_FALSE(age_doubts(record, 1'000));
     CHECK(record.doubts[0].since == 1'000);
 }
+
+TEST_CASE("listing: the twin of one that was adopted is an orphan still") {
+    sandbox_record adopted = record_of("a", "", "sb_2");
+    const sandbox_record before = record_of("a", "c1");
+    const listing_review review =
+        review_listing({made("sb_1", before, 1), made("sb_2", before, 2)}, {adopted}, "inst");
+    CHECK(ids(review.orphans) == strings{"sb_1"});
+    CHECK(review.late.empty());
+}

@@ -189,42 +189,111 @@ std::optional<json::object> adopt(connection& daemon, const json::object& lost,
     return std::nullopt;
 }
 
-void mend_orphan(report& out, connection& daemon, const json::object& lost,
-                 const std::vector<std::string>& profiles, bool fix) {
-    const std::string what = "orphan " + std::string(text_of(lost, "id"));
+// What to do about lost sandboxes, as the command line says.
+struct orders {
+    bool fix = false;
+    std::vector<std::string> profiles;  // that some may belong to
+    std::vector<std::string> terminate; // ids
+};
+
+std::string how_to_delete(const json::object& lost) {
+    return "deepinfra-sandboxd doctor --fix --terminate " + std::string(text_of(lost, "id")) +
+           " deletes it and its files";
+}
+
+// What a deletion would end, for people; `nothing` tells whether that is nothing.
+std::string what_runs_in(connection& daemon, const json::object& lost, bool& nothing) {
+    const json::object found = daemon.call("orphan.inspect", {{"id", text_of(lost, "id")}});
+    const std::string text(text_of(found, "text"));
+    nothing = text_of(found, "inside") == "nothing";
+    if (nothing) {
+        return "nothing runs in it";
+    }
+    return (text_of(found, "inside") == "running" ? "in it runs: "
+                                                  : "what runs in it is not known: ") +
+           text;
+}
+
+void preview_orphan(report& out, const json::object& lost, const orders& given, bool to_be_deleted,
+                    const std::string& what, const std::string& name) {
+    const json::value* known = lost.if_contains("key");
+    if (to_be_deleted) {
+        out.add(verdict::info, what, name + ": with --fix it is deleted, with its files");
+    } else if (!flag_of(lost, "persistent")) {
+        out.add(verdict::info, what,
+                name + " of a single session: --fix deletes it, if nothing runs in it",
+                how_to_delete(lost) + ", whatever runs in it");
+    } else if (known != nullptr && known->is_object()) {
+        out.add(verdict::info, what, name + ": --fix adopts it");
+    } else {
+        out.add(verdict::info, what,
+                name + " of a profile that the daemon does not know: --fix " +
+                    (given.profiles.empty() ? "leaves it alone"
+                                            : "adopts it if it is of a profile named here"),
+                "name its profile with --profile to have it adopted; " + how_to_delete(lost));
+    }
+}
+
+// Deletes only what was named, and what was made for a single session and does nothing.
+void mend_orphan(report& out, connection& daemon, const json::object& lost, const orders& given) {
+    const std::string id(text_of(lost, "id"));
+    const std::string what = "orphan " + id;
     const std::string name = std::string(text_of(lost, "state")) + ", made for the task \"" +
                              std::string(text_of(lost, "task")) + "\"";
-    const bool persistent = flag_of(lost, "persistent");
-    const json::value* known = lost.if_contains("key");
-    const bool has_key = known != nullptr && known->is_object();
-    if (!fix) {
-        if (!persistent) {
-            out.add(verdict::info, what, name + " of a single session: --fix deletes it");
-        } else if (has_key) {
-            out.add(verdict::info, what, name + ": --fix adopts it");
-        } else {
-            out.add(verdict::info, what,
-                    name + " of a profile that the daemon does not know: --fix deletes it and its "
-                           "files",
-                    "name its profile with --profile to have it adopted");
-        }
+    const bool to_be_deleted =
+        std::find(given.terminate.begin(), given.terminate.end(), id) != given.terminate.end();
+    if (!given.fix) {
+        preview_orphan(out, lost, given, to_be_deleted, what, name);
         return;
     }
     try {
-        if (persistent) {
-            if (const std::optional<json::object> adopted = adopt(daemon, lost, profiles)) {
+        if (!to_be_deleted && flag_of(lost, "persistent")) {
+            if (const std::optional<json::object> adopted = adopt(daemon, lost, given.profiles)) {
                 out.add(verdict::good, what,
                         "adopted as " + name_of(object_of(*adopted, "sandbox")));
-                return;
+            } else {
+                out.add(verdict::warning, what,
+                        name + " of a profile that the daemon does not know: left alone",
+                        "name its profile with --profile to have it adopted; " +
+                            how_to_delete(lost));
             }
+            return;
         }
-        daemon.call("orphan.terminate", {{"id", text_of(lost, "id")}});
+        bool nothing = false;
+        const std::string inside = what_runs_in(daemon, lost, nothing);
+        if (!to_be_deleted && !nothing) {
+            out.add(verdict::warning, what, name + ": left alone, " + inside, how_to_delete(lost));
+            return;
+        }
+        out.add(verdict::info, what, name + ": " + inside + "; deleting it");
+        daemon.call("orphan.terminate", {{"id", id}});
         out.add(verdict::good, what, name + ": deleted");
     } catch (const failure& why) {
         if (why.name().empty()) {
             throw;
         }
+        if (why.name() == "sandbox_busy") { // its key has another: a person decides which to keep
+            out.add(verdict::warning, what, name + ": left alone, " + why.what(),
+                    how_to_delete(lost));
+            return;
+        }
         out.add(verdict::bad, what, why.what(), why.hint());
+    }
+}
+
+// A slip in an id must not look like a deletion.
+void check_named(report& out, const json::array& orphans, const orders& given) {
+    for (const std::string& id : given.terminate) {
+        const bool there =
+            std::any_of(orphans.begin(), orphans.end(), [&](const json::value& each) {
+                return text_of(each.as_object(), "id") == id;
+            });
+        if (!there) {
+            out.add(verdict::bad, "orphan " + id,
+                    "no sandbox without a record has this id; nothing was done",
+                    "deepinfra-sandboxd status lists them; deepinfra-sandboxd terminate ends one "
+                    "that has a record");
+        }
     }
 }
 
@@ -248,8 +317,11 @@ int run(const context& here, const arguments& given) {
         // Again: the question above may have changed what the daemon knows of key and network.
         const json::object after = daemon.call("daemon.status", {});
         check_health(out, after);
+        const orders what_to_do{given.has("fix"), given.values("profile"),
+                                given.values("terminate")};
+        check_named(out, array_of(after, "orphans"), what_to_do);
         for (const json::value& entry : array_of(after, "orphans")) {
-            mend_orphan(out, daemon, entry.as_object(), given.values("profile"), given.has("fix"));
+            mend_orphan(out, daemon, entry.as_object(), what_to_do);
         }
     } catch (const failure& why) {
         out.add(verdict::bad, "daemon", why.what(), why.hint());
@@ -261,15 +333,17 @@ int run(const context& here, const arguments& given) {
 
 const verb doctor_verb{
     .name = "doctor",
-    .usage = "doctor [--fix] [OPTION...]",
+    .usage = "doctor [--fix [--terminate ID...]] [OPTION...]",
     .summary = "find out what is wrong, and repair what can be",
     .details =
         R"(Looks at the state directory, the user units, the daemon, its socket, the key and the cloud, and
 repeats what `status` warns of.
 
 Sandboxes that the daemon made and lost the record of (its state file was lost) are listed. With
---fix each is adopted again as the sandbox of its task; one that cannot be matched to a task, or
-was made for a single session, is deleted with its files. Nothing else is ever touched.
+--fix each whose profile and task are known is adopted again as the sandbox of its task, and one
+that was made for a single session is deleted if nothing runs in it. All others are left alone;
+--terminate deletes the one that is named, with its files, and says what ran in it. Nothing else is
+ever touched.
 
 exit codes:
   0 nothing is wrong; 1 something is, or the daemon does not run
@@ -277,8 +351,11 @@ exit codes:
 examples:
   deepinfra-sandboxd doctor
   deepinfra-sandboxd doctor --fix --profile ~/.hermes
+  deepinfra-sandboxd doctor --fix --terminate sb_3fk2
 )",
-    .flags = {{"fix", nullptr, "adopt or delete sandboxes whose record was lost"},
+    .flags = {{"fix", nullptr, "adopt sandboxes whose record was lost"},
+              {"terminate", "ID", "a lost sandbox to be deleted, with --fix; may be repeated",
+               true},
               {"profile,p", "PROFILE", "one that lost sandboxes may belong to; may be repeated",
                true},
               {"json", nullptr, "one JSON object: {ok, checks: [{check, verdict, text, hint}]}"}},

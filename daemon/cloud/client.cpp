@@ -68,7 +68,7 @@ asio::awaitable<result<std::vector<sandbox_info>>> client::list() {
         targets.insert(target);
         const auto said = co_await self->call({"GET", target});
         if (!said) co_return said.error();
-        auto page = parse_sandbox_page(said->body, said->link);
+        auto page = self->believed(*said, parse_sandbox_page(said->body, said->link));
         if (!page) co_return page.error();
         for (sandbox_info& one : page->sandboxes) {
             if (ids.insert(one.id).second) all.push_back(std::move(one));
@@ -102,7 +102,7 @@ asio::awaitable<result<sandbox_info>> client::get(std::string id) {
     if (target.empty()) co_return not_an_id();
     const auto said = co_await self->call({"GET", target});
     if (!said) co_return said.error();
-    co_return parse_sandbox(said->body);
+    co_return self->believed(*said, parse_sandbox(said->body));
 }
 
 asio::awaitable<result<std::string>> client::create(create_request request) {
@@ -111,7 +111,7 @@ asio::awaitable<result<std::string>> client::create(create_request request) {
     const auto said = co_await self->call({"POST", self->sandboxes_target(), json_type, body},
                                           connection_choice::fresh);
     if (!said) co_return said.error();
-    co_return parse_created(said->body);
+    co_return self->believed(*said, parse_created(said->body));
 }
 
 asio::awaitable<result<void>> client::start(std::string id) {
@@ -120,7 +120,7 @@ asio::awaitable<result<void>> client::start(std::string id) {
     if (target.empty()) co_return not_an_id();
     const auto said = co_await self->call({"POST", target});
     if (!said) co_return said.error();
-    co_return parse_nothing(said->body);
+    co_return self->believed(*said, parse_nothing(said->body));
 }
 
 asio::awaitable<result<void>> client::stop(std::string id) {
@@ -129,7 +129,7 @@ asio::awaitable<result<void>> client::stop(std::string id) {
     if (target.empty()) co_return not_an_id();
     const auto said = co_await self->call({"POST", target});
     if (!said) co_return said.error();
-    co_return parse_nothing(said->body);
+    co_return self->believed(*said, parse_nothing(said->body));
 }
 
 asio::awaitable<result<void>> client::remove(std::string id) {
@@ -138,14 +138,14 @@ asio::awaitable<result<void>> client::remove(std::string id) {
     if (target.empty()) co_return not_an_id();
     const auto said = co_await self->call({"DELETE", target});
     if (!said) co_return said.error();
-    co_return parse_nothing(said->body);
+    co_return self->believed(*said, parse_nothing(said->body));
 }
 
 asio::awaitable<result<std::vector<plan_info>>> client::catalog() {
     const auto self = impl_;
     const auto said = co_await self->call({"GET", self->sandboxes_target() + "/catalog"});
     if (!said) co_return said.error();
-    co_return parse_catalog(said->body);
+    co_return self->believed(*said, parse_catalog(said->body));
 }
 
 asio::awaitable<result<void>> client::put_content(std::string id, std::string path,
@@ -156,7 +156,7 @@ asio::awaitable<result<void>> client::put_content(std::string id, std::string pa
     if (bytes.size() > largest_content) co_return too_much();
     const auto said = co_await self->call({"PUT", target, bytes_type, bytes});
     if (!said) co_return said.error();
-    co_return parse_nothing(said->body);
+    co_return self->believed(*said, parse_nothing(said->body));
 }
 
 asio::awaitable<result<void>> client::put_file(std::string id, std::string path, int fd,
@@ -170,7 +170,7 @@ asio::awaitable<result<void>> client::put_file(std::string id, std::string path,
     const file_stretch content{fd, offset, size, sent};
     const auto said = co_await self->call({"PUT", target, bytes_type, content});
     if (!said) co_return said.error();
-    co_return parse_nothing(said->body);
+    co_return self->believed(*said, parse_nothing(said->body));
 }
 
 asio::awaitable<result<std::uint64_t>> client::get_content(std::string id, std::string path, int fd,

@@ -133,9 +133,6 @@ asio::awaitable<result<opened>> client::impl::request(http_request what, connect
         }
         if (!ec) {
             on.limit_all(until);
-            if (const auto date = reader->date(); date && options_.on_date) {
-                options_.on_date(*date);
-            }
             co_return opened{std::move(*from), std::move(reader)};
         }
         const bool stale = on.was_pooled() && !reader->any_received();
@@ -175,7 +172,7 @@ asio::awaitable<result<answer>> client::impl::finish(opened what) {
                           std::nullopt};
     }
     if (ec) co_return failure_of(ec, status);
-    co_return answer{std::move(reader.body()), reader.field("Link")};
+    co_return answer{std::move(reader.body()), reader.field("Link"), reader.date()};
 }
 
 asio::awaitable<result<std::uint64_t>> client::impl::save(opened what, int fd, std::uint64_t offset,

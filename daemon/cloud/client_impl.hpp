@@ -14,6 +14,7 @@
 
 #include <boost/asio/ip/address.hpp>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,7 @@ struct opened {
 struct answer {
     std::string body;
     std::string link;
+    std::optional<std::chrono::system_clock::time_point> date;
 };
 
 failure refuse(failure_kind kind, std::string message);
@@ -58,6 +60,15 @@ public:
     boost::asio::awaitable<result<opened>> request(http_request what, connection_choice choice);
     boost::asio::awaitable<result<answer>>
     call(http_request what, connection_choice choice = connection_choice::pooled_if_possible);
+    // Tells the Date of an answer that has proved to be the API's: a proxy's page, an error, what
+    // was cut short or empty says nothing about the time.
+    template <class T>
+    result<T> believed(const answer& said, result<T> parsed) const {
+        if (parsed.has_value() && !said.body.empty() && said.date && options_.on_date) {
+            options_.on_date(*said.date);
+        }
+        return parsed;
+    }
     // Reads the rest of an answer that is not an exec's stream, and sees to the connection.
     boost::asio::awaitable<result<answer>> finish(opened from);
     // The rest of a good answer into a file, as get_content promises.

@@ -71,7 +71,7 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
 
 void age_doubts(sandbox_record& record, std::int64_t now) {
     for (open_doubt& each : record.doubts) {
-        if (each.since == 0) {
+        if (each.since == 0 || each.since > now) {
             each.since = now;
         }
     }

@@ -33,8 +33,9 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
                               const std::vector<sandbox_record>& records,
                               std::string_view instance);
 
-// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds. An open intent
-// keeps its own: only listings end that.
+// Forgets doubts older than doubt_lasts, dates new ones; `now` in unix seconds, of a clock that is
+// settled. One dated later than now was dated by a clock that was wrong, and begins anew. An open
+// intent keeps its own: only listings end that.
 void age_doubts(sandbox_record& record, std::int64_t now);
 
 } // namespace sandboxd::core

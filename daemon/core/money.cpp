@@ -5,6 +5,8 @@
 namespace sandboxd::core {
 namespace {
 
+constexpr milliseconds longest_step = std::chrono::hours(24);
+
 double in_seconds(milliseconds time) {
     return static_cast<double>(time.count()) / 1000;
 }
@@ -14,15 +16,22 @@ double cost(double seconds, double usd_per_hour) {
 }
 
 void count_running(usage& of, ledger& total, const observation& seen) {
-    if (of.counted_to.count() != 0) {
-        milliseconds passed = std::max(seen.now - of.counted_to, milliseconds(0));
-        if (!seen.billed) {
-            passed = std::min(passed, seen.longest_unused);
-        }
+    const bool counting = of.counted_to.count() != 0;
+    milliseconds passed{0};
+    if (counting) {
+        const bool runs = seen.billed && seen.observed;
+        const milliseconds until =
+            runs ? seen.now : std::min(seen.now, of.seen_at + seen.longest_unused);
+        passed = std::clamp(until - of.counted_to, milliseconds(0), longest_step);
         of.seconds += in_seconds(passed);
         of.unpriced_s += in_seconds(passed);
     }
-    of.counted_to = seen.billed ? seen.now : milliseconds(0);
+    if (seen.observed) {
+        of.counted_to = seen.billed ? seen.now : milliseconds(0);
+        of.seen_at = of.counted_to;
+    } else if (counting) {
+        of.counted_to += passed; // should it turn out to run still, the rest is counted then
+    }
     if (seen.usd_per_hour && of.unpriced_s > 0) {
         const double usd = cost(of.unpriced_s, *seen.usd_per_hour);
         of.unpriced_s = 0;
@@ -49,14 +58,22 @@ void count_saved(usage& of, ledger& total, const observation& seen) {
     total.saved_usd += usd;
 }
 
-} // namespace
-
-void count(usage& of, ledger& total, const observation& seen) {
-    if (total.day != seen.day) {
-        total.day = seen.day;
+// A clock that was ahead by days, and believed, must not keep the next days from beginning: its day
+// gets its right number, and what was spent on it stands.
+void turn_page(ledger& total, std::int64_t day) {
+    if (day > total.day) {
         total.today_usd = 0;
         total.saved_today_usd = 0;
     }
+    if (day > total.day || total.day - day > 1) {
+        total.day = day;
+    }
+}
+
+} // namespace
+
+void count(usage& of, ledger& total, const observation& seen) {
+    turn_page(total, seen.day);
     count_running(of, total, seen);
     count_saved(of, total, seen);
 }

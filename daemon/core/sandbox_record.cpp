@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <utility>
 
 namespace sandboxd::core {
@@ -108,6 +109,18 @@ std::string task_tag(const cloud::sandbox_info& info) {
     return std::string(tag_of(info, tag::task));
 }
 
+std::string digest_tag(const cloud::sandbox_info& info) {
+    return std::string(tag_of(info, tag::key));
+}
+
+std::chrono::seconds timeout_tag(const cloud::sandbox_info& info) {
+    const std::string_view text = tag_of(info, tag::timeout);
+    std::uint32_t seconds = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+    const bool whole = error == std::errc() && end == text.data() + text.size();
+    return std::chrono::seconds(whole ? seconds : 0);
+}
+
 bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance) {
     return is_made_by(info, instance) && !record.creation_id.empty() &&
@@ -140,6 +153,9 @@ std::map<std::string, std::string> tags_for(const sandbox_record& record,
         {std::string(tag::key), key_digest(record.key)},
         {std::string(tag::creation), creation_tag(record)},
         {std::string(tag::task), task.substr(0, valid_utf8_prefix(task))}};
+    if (record.timeout.count() != 0) {
+        tags.emplace(tag::timeout, std::to_string(record.timeout.count()));
+    }
     if (!record.persistent) {
         tags.emplace(tag::kind, tag::kind_ephemeral);
     }

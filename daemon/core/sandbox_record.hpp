@@ -8,6 +8,7 @@
 #include "cloud/model.hpp"
 #include "core/money.hpp"
 
+#include <chrono>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -45,8 +46,9 @@ struct open_doubt {
     std::int64_t since = 0; // unix seconds; 0: just now, the keeper of the record fills it in
 };
 
-// The client process that a one-session sandbox lives and dies with. A pid alone may be given to
-// another process, and after a reboot the start time too: hence the boot.
+// A client's process: the one that a one-session sandbox lives and dies with, or one that wants a
+// sandbox kept. A pid alone may be given to another process, and after a reboot the start time too:
+// hence the boot.
 struct owner_process {
     int pid = 0; // 0: not known, for example in a pid namespace that we cannot see into
     std::uint64_t start_time = 0;
@@ -79,10 +81,19 @@ struct sandbox_record {
     bool owner_gone = false; // it has let go, or its process has ended: never to be used again
     bool state_lost = false; // the sandbox known before is gone, and nobody has been told yet
     std::vector<open_doubt> doubts; // oldest first
+    // Who wanted it kept when the record was written; while the daemon lives, its entry knows.
+    std::vector<owner_process> holders;
+    // After so long without a call the platform stops it: asked for when it was made, whatever the
+    // option says by now. 0: not known.
+    std::chrono::seconds timeout{0};
 };
 
 // What may still turn up of the record's creation is remembered beyond its use. Once is enough.
 void note_doubt(sandbox_record& record);
+
+// Of a sandbox whose time-out is not known (an orphan from before it was tagged): what it is kept
+// awake by. A shorter one would stop it between two commands of a person, so nobody sets it.
+inline constexpr std::chrono::seconds least_timeout{60};
 
 // The tags a sandbox of ours carries. Ownership is proved by `owner` and `instance` together; the
 // rest finds a record again or is for people.
@@ -93,6 +104,7 @@ inline constexpr std::string_view instance = "sandboxd_instance";
 inline constexpr std::string_view key = "sandboxd_key";           // digest of the key
 inline constexpr std::string_view creation = "sandboxd_creation"; // "<creation_id>.<attempt>"
 inline constexpr std::string_view task = "hermes_task_id";
+inline constexpr std::string_view timeout = "sandboxd_timeout_s";
 inline constexpr std::string_view kind = "sandboxd_kind"; // = kind_ephemeral, or absent
 inline constexpr std::string_view kind_ephemeral = "ephemeral";
 } // namespace tag
@@ -108,7 +120,9 @@ std::map<std::string, std::string> tags_for(const sandbox_record& record,
 bool is_made_by(const cloud::sandbox_info& info, std::string_view instance);
 bool is_made_for_key(const cloud::sandbox_info& info, const sandbox_key& key);
 bool is_ephemeral(const cloud::sandbox_info& info);
-std::string task_tag(const cloud::sandbox_info& info); // for people
+std::string task_tag(const cloud::sandbox_info& info);             // for people
+std::string digest_tag(const cloud::sandbox_info& info);           // key_digest of its key
+std::chrono::seconds timeout_tag(const cloud::sandbox_info& info); // 0: not known
 bool is_made_for(const cloud::sandbox_info& info, const sandbox_record& record,
                  std::string_view instance);
 // The one that this intent has made, if the listing shows it; not one that was deleted.

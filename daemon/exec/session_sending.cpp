@@ -186,7 +186,7 @@ std::chrono::seconds session::server_timeout() const {
 // Idleness is counted by the platform from the last call that finished (D): while a command runs,
 // one finishes at least every third of that time.
 std::chrono::seconds session::longest_connection() const {
-    return std::clamp(around_.manager.server_timeout() / 3, std::chrono::seconds(1),
+    return std::clamp(around_.manager.server_timeout(key()) / 3, std::chrono::seconds(1),
                       longest_follow);
 }
 

@@ -66,6 +66,8 @@ json::object encode(const sandbox::orphan& lost) {
         {"task", core::task_tag(info)},
         {"key", lost.key ? json::value(encode(*lost.key)) : json::value(nullptr)},
         {"persistent", !core::is_ephemeral(info)},
+        {"rate_usd_per_hour",
+         lost.usd_per_hour ? json::value(*lost.usd_per_hour) : json::value(nullptr)},
         {"created_at", info.created_at == 0 ? json::value(nullptr) : json::value(info.created_at)}};
 }
 

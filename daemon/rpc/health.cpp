@@ -2,6 +2,7 @@
 
 #include <boost/json/object.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -65,7 +66,11 @@ void judge_account(items& found, const sandbox::account& account) {
         const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(*ahead).count();
         found.warning("clock",
                       "This machine's clock is " + std::to_string(std::abs(seconds)) + " s " +
-                          (seconds > 0 ? "ahead of" : "behind") + " the platform's.",
+                          (seconds > 0 ? "ahead of" : "behind") + " the platform's" +
+                          (account.clock().in_doubt()
+                               ? ", says its last answer; until another one confirms that, nothing "
+                                 "goes by it and nothing is deleted by its age."
+                               : "."),
                       "set the clock (timedatectl set-ntp true): certificates and logs go by it");
     }
 }
@@ -96,6 +101,35 @@ void judge_money(items& found, sandbox::manager& manager) {
     }
 }
 
+// One item for all of them: they were left by a change of the key, and there may be many.
+void judge_other_accounts(items& found, const services& parts) {
+    // The first listing with a new key may show that it is of the same account.
+    if (!parts.account.configured() || !parts.manager.reconciled()) {
+        return;
+    }
+    constexpr std::size_t most_named = 5;
+    const std::vector<core::sandbox_record> others = parts.manager.of_other_accounts();
+    if (others.empty()) {
+        return;
+    }
+    std::string names;
+    for (std::size_t i = 0; i < std::min(others.size(), most_named); ++i) {
+        const core::sandbox_record& record = others[i];
+        names += (i == 0 ? "" : ", ") + describe(record.key) + " (" +
+                 (record.sandbox_id.empty() ? std::string("perhaps made") : record.sandbox_id) +
+                 ", " + record.base_url + ", key fingerprint " + record.fingerprint + ")";
+    }
+    if (others.size() > most_named) {
+        names += ", and " + std::to_string(others.size() - most_named) + " more";
+    }
+    found.warning("account_mismatch",
+                  "The daemon's key is of another account than the one these were made with, so "
+                  "nobody stops them when they are idle or knows what they cost: " +
+                      names + ".",
+                  "start the daemon with the key they were made with, or look after them on that "
+                  "account's dashboard");
+}
+
 void judge_sandboxes(items& found, const services& parts) {
     sandbox::manager& manager = parts.manager;
     if (const std::size_t queued = manager.queued(); queued != 0) {
@@ -111,8 +145,9 @@ void judge_sandboxes(items& found, const services& parts) {
             std::to_string(lost) +
                 (lost == 1 ? " sandbox was made by this daemon, and no record of it is left."
                            : " sandboxes were made by this daemon, and no record of them is left."),
-            "deepinfra-sandboxd doctor tells what can be done; with --fix it does that");
+            "they take places and cost money; deepinfra-sandboxd doctor tells what can be done");
     }
+    judge_other_accounts(found, parts);
     for (const core::sandbox_key& key : manager.about_to_expire()) {
         found.warning(
             "expires",

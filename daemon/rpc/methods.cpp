@@ -19,6 +19,7 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"sandbox.stop", bind(sandbox_stop)},
         {"sandbox.terminate", bind(sandbox_terminate)},
         {"orphan.adopt", bind(orphan_adopt)},
+        {"orphan.inspect", bind(orphan_inspect)},
         {"orphan.terminate", bind(orphan_terminate)},
         {"exec.start", bind(exec_start)},
         {"exec.attach", bind(exec_attach)},

@@ -63,6 +63,7 @@ boost::asio::awaitable<json::value> sandbox_start(call from, selector_params par
 boost::asio::awaitable<json::value> sandbox_stop(call from, forced_selector_params params);
 boost::asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params params);
 boost::asio::awaitable<json::value> orphan_adopt(call from, adopt_params params);
+boost::asio::awaitable<json::value> orphan_inspect(call from, orphan_params params);
 boost::asio::awaitable<json::value> orphan_terminate(call from, orphan_params params);
 // methods_exec.cpp
 boost::asio::awaitable<json::value> exec_start(call from, exec_start_params params);

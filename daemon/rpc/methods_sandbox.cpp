@@ -2,6 +2,7 @@
 #include "rpc/connection.hpp"
 #include "rpc/encode.hpp"
 #include "rpc/methods.hpp"
+#include "sandbox/background_probe.hpp"
 
 namespace sandboxd::rpc {
 namespace asio = boost::asio;
@@ -101,6 +102,21 @@ asio::awaitable<json::value> orphan_adopt(call from, adopt_params params) {
     sandbox::manager& manager = from.parts.manager;
     co_await manager.adopt_orphan(params.id, params.key);
     co_return json::object{{"sandbox", encode(manager.get({params.key, {}}))}};
+}
+
+asio::awaitable<json::value> orphan_inspect(call from, orphan_params params) {
+    const sandbox::background_answer found =
+        co_await from.parts.manager.look_into_orphan(params.id);
+    std::string_view inside = "unknown";
+    if (found.what == core::background::running) {
+        inside = "running";
+    } else if (found.what == core::background::none) {
+        inside = "nothing";
+    }
+    co_return json::object{
+        {"sandbox_id", params.id},
+        {"inside", inside},
+        {"text", found.text.empty() ? json::value(nullptr) : json::value(found.text)}};
 }
 
 asio::awaitable<json::value> orphan_terminate(call from, orphan_params params) {

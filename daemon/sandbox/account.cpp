@@ -3,6 +3,7 @@
 #include "base/fingerprint.hpp"
 #include "core/cloud_error.hpp"
 #include "sys/file.hpp"
+#include "sys/peer.hpp"
 #include "sys/settings.hpp"
 #include "sys/version.hpp"
 
@@ -14,6 +15,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
+// Stands still while the machine sleeps.
 milliseconds now() {
     return std::chrono::duration_cast<milliseconds>(
         std::chrono::steady_clock::now().time_since_epoch());
@@ -37,7 +39,7 @@ std::unique_ptr<cloud::client> account::make_client() {
     options.base_url = base_url_;
     options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
     options.on_date = [this](std::chrono::system_clock::time_point date) {
-        clock_.on_date(elapsed(), in_ms(date));
+        clock_.on_date(elapsed(), now(), in_ms(date));
     };
     return std::make_unique<cloud::client>(executor_, std::move(options));
 }
@@ -45,7 +47,7 @@ std::unique_ptr<cloud::client> account::make_client() {
 account::account(asio::any_io_executor executor, std::string base_url, secret key,
                  std::filesystem::path state_dir)
     : executor_(std::move(executor)), base_url_(std::move(base_url)),
-      state_dir_(std::move(state_dir)), key_(std::move(key)),
+      state_dir_(std::move(state_dir)), key_(std::move(key)), boot_(sys::boot_id()),
       clock_(elapsed(), in_ms(std::chrono::system_clock::now())), client_(make_client()) {
     if (!key_.empty()) {
         fingerprint_ = key_fingerprint(key_);
@@ -69,6 +71,19 @@ asio::awaitable<void> account::set_key(secret key) {
         co_return;
     }
     refuse_another(key);
+    if (configured() && key != key_) {
+        // A single 401 may have been somebody's mistake: what the key in use has made would be
+        // nobody's.
+        const auto asked_again = co_await client_->list();
+        observe(asked_again);
+        const bool refused = !asked_again.has_value() &&
+                             asked_again.error().kind == cloud::failure_kind::unauthorized;
+        if (!refused) {
+            throw rpc_error(error_name::account_mismatch,
+                            "this daemon works with another API key (fingerprint " + fingerprint_ +
+                                "), and the platform does not say that it refuses that one");
+        }
+    }
     const std::unique_ptr<cloud::client> trial = make_client();
     trial->set_key(key);
     const auto listed = co_await trial->list();
@@ -109,6 +124,15 @@ std::optional<cloud::failure> account::held_back(purpose what) const {
 
 milliseconds account::cloud_now() const {
     return clock_.at(elapsed());
+}
+
+void account::resume_clock(const core::clock_mark& known) {
+    clock_.resume(known, !boot_.empty() && known.boot == boot_, elapsed());
+}
+
+core::clock_mark account::clock_mark() const {
+    const milliseconds at = elapsed();
+    return {boot_, at, clock_.at(at)};
 }
 
 std::optional<milliseconds> account::clock_ahead() const {

@@ -40,9 +40,9 @@ public:
     void require_configured() const; // throws rpc_error not_configured
 
     // Takes a client's key: asks the platform whether it is good, keeps it, works with it from then
-    // on. The key in use is answered well at once; a different one is refused while a good one is
-    // in use. Throws rpc_error: unauthorized, account_mismatch, cloud_unreachable, or
-    // internal_error when it cannot be kept.
+    // on. The key in use is answered well at once; a different one is refused unless the platform
+    // says, asked at that moment, that it does not take the one in use. Throws rpc_error:
+    // unauthorized, account_mismatch, cloud_unreachable, or internal_error when it cannot be kept.
     boost::asio::awaitable<void> set_key(secret key);
 
     using purpose = core::pacing::purpose;
@@ -77,12 +77,14 @@ public:
     bool key_refused() const noexcept { return key_refused_; }
     // Why the platform could not be reached the last time; nothing if it could.
     const std::optional<std::string>& unreachable() const noexcept { return unreachable_; }
-    // The cloud's time, since the Unix epoch; the machine's until the cloud was heard. Goes on
-    // while the machine sleeps.
+    // The cloud's time, since the Unix epoch; see core/cloud_clock.hpp.
     std::chrono::milliseconds cloud_now() const;
-    bool cloud_heard() const noexcept { return clock_.heard(); }
-    // How far this machine's clock is ahead of the cloud's; nothing until that was heard.
+    const core::cloud_clock& clock() const noexcept { return clock_; }
+    // How far this machine's clock is ahead of what the last answer said; nothing before the first.
     std::optional<std::chrono::milliseconds> clock_ahead() const;
+    // Before the first request: what the last daemon knew of the time.
+    void resume_clock(const core::clock_mark& known);
+    core::clock_mark clock_mark() const; // to be kept; of a settled clock only
     // Called when the platform answers again after an outage of some seconds.
     std::function<void()> on_reconnect;
     // 0 to 1, at random: so that several daemons of one account do not ask in step.
@@ -100,6 +102,7 @@ private:
     std::filesystem::path state_dir_;
     secret key_;
     std::string fingerprint_;
+    std::string boot_; // of the machine
     core::cloud_clock clock_;
     std::unique_ptr<cloud::client> client_; // tells the clock what it hears
     core::pacing pacing_;

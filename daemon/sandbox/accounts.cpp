@@ -23,12 +23,12 @@ namespace {
 constexpr std::chrono::minutes count_period{1};
 constexpr std::chrono::hours prices_last{24};
 
-// Another number for every day of this machine's people.
+// Days of this machine's people.
 std::int64_t day_of(milliseconds cloud) {
     const std::time_t seconds = static_cast<std::time_t>(cloud.count() / 1000);
     std::tm parts{};
     ::localtime_r(&seconds, &parts);
-    return (static_cast<std::int64_t>(parts.tm_year) + 1900) * 1000 + parts.tm_yday;
+    return (cloud.count() / 1000 + parts.tm_gmtoff) / 86'400;
 }
 
 std::string dollars(double usd) {
@@ -43,8 +43,15 @@ std::int64_t manager::cloud_time() const {
     return account_.cloud_now().count() / 1000;
 }
 
+std::optional<std::int64_t> manager::settled_time() const {
+    return account_.clock().settled() ? std::optional(cloud_time()) : std::nullopt;
+}
+
 std::optional<double> manager::price_of(const core::sandbox_record& record) const {
-    const std::string& plan = record.runs_on.empty() ? record.plan : record.runs_on;
+    return price_of(record.runs_on.empty() ? record.plan : record.runs_on);
+}
+
+std::optional<double> manager::price_of(const std::string& plan) const {
     const auto found = prices_.usd_per_hour.find(plan);
     return found == prices_.usd_per_hour.end() ? std::nullopt : std::optional(found->second);
 }
@@ -59,37 +66,74 @@ bool manager::is_billed(const entry& each) const {
                                                      : core::is_active(record.state);
 }
 
+// Whether what becomes of it would be noticed.
+bool manager::is_observed(const entry& each) const {
+    return is_of_account(each) && !account_.key_refused() && !account_.unreachable();
+}
+
+std::chrono::seconds manager::longest_unused(const core::sandbox_record& record) const {
+    return record.timeout.count() != 0 ? record.timeout : options_.server_timeout;
+}
+
 void manager::count_all() {
+    const core::cloud_clock& clock = account_.clock();
     core::observation seen;
     seen.now = account_.cloud_now();
     seen.day = day_of(seen.now);
-    seen.longest_unused = options_.server_timeout;
     for (const auto& [key, each] : entries_) {
         core::sandbox_record& record = each->record;
         seen.billed = is_billed(*each);
+        seen.observed = is_observed(*each);
+        seen.longest_unused = longest_unused(record);
         seen.usd_per_hour = price_of(record);
-        core::count(record.usage, ledger_, seen);
+        if (clock.known()) { // by a guess of the time nothing is counted, and no day begins
+            core::count(record.usage, ledger_, seen);
+        }
         if (record.sandbox_id.empty()) {
             record.usage = {}; // the next one is another sandbox
         }
         if (record.state != core::life_state::stopped) {
             record.stopped_since = 0;
-        } else if (record.stopped_since == 0 && account_.cloud_heard()) {
+        } else if (clock.settled() &&
+                   (record.stopped_since == 0 || record.stopped_since > cloud_time())) {
             record.stopped_since = cloud_time();
         }
     }
+    for (const cloud::sandbox_info& info : orphans_) {
+        seen.billed = core::is_active(core::life_state_of(info.state));
+        seen.observed = !account_.key_refused() && !account_.unreachable();
+        seen.usd_per_hour = price_of(info.plan);
+        const std::chrono::seconds timeout = core::timeout_tag(info);
+        seen.longest_unused = timeout.count() != 0 ? timeout : options_.server_timeout;
+        if (clock.known()) {
+            core::count(orphan_usage_[info.id], ledger_, seen);
+        }
+    }
+}
+
+// Unseen for so long that the platform has stopped it, unless somebody else uses it.
+bool manager::given_up(const entry& each) const {
+    return !is_observed(each) &&
+           account_.cloud_now() >= each.record.usage.seen_at + longest_unused(each.record);
 }
 
 money manager::spending() {
     count_all();
     money now{ledger_, 0, options_.budget_per_day, true};
     for (const auto& [key, each] : entries_) {
-        if (!is_billed(*each)) {
+        if (!is_billed(*each) || given_up(*each)) {
             continue;
         }
         const std::optional<double> price = price_of(each->record);
         now.usd_per_hour += price.value_or(0);
         now.prices_known = now.prices_known && price.has_value();
+    }
+    for (const cloud::sandbox_info& info : orphans_) {
+        if (core::is_active(core::life_state_of(info.state))) {
+            const std::optional<double> price = price_of(info.plan);
+            now.usd_per_hour += price.value_or(0);
+            now.prices_known = now.prices_known && price.has_value();
+        }
     }
     return now;
 }
@@ -115,7 +159,7 @@ asio::awaitable<void> manager::keep_accounts() {
         const bool any = std::any_of(entries_.begin(), entries_.end(), [](const auto& each) {
             return core::is_active(each.second->record.state);
         });
-        if (!any || !account_.configured()) {
+        if ((!any && active_orphans() == 0) || !account_.configured()) {
             co_await pulse_->activity.wait();
             continue;
         }
@@ -142,16 +186,11 @@ asio::awaitable<void> manager::keep_accounts() {
     }
 }
 
-// Only just after a listing, by the time it was given with: a local clock may have jumped.
+// Only just after a listing.
 void manager::retire_old() {
-    if (options_.retention == milliseconds(0) || !account_.cloud_heard()) {
-        return;
-    }
     for (const auto& [key, each] : entries_) {
-        const core::sandbox_record& record = each->record;
         const bool old =
-            record.state == core::life_state::stopped && record.stopped_since != 0 &&
-            std::chrono::seconds(cloud_time() - record.stopped_since) >= options_.retention;
+            each->age.on_listing(each->record, settled_time(), now(), options_.retention);
         if (old && !is_in_use(*each) && is_of_account(*each)) {
             spdlog::info("{}: stopped for longer than retention, deleting it", describe(key));
             begin(each, operation_kind::terminate, {});

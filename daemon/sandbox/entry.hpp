@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/awake_clock.hpp"
+#include "core/retention.hpp"
 #include "core/slot_queue.hpp"
 #include "sandbox/background_probe.hpp"
 #include "sandbox/manager.hpp"
@@ -50,9 +51,12 @@ public:
     std::chrono::milliseconds work_told{0};                  // awake clock
     bool asking = false;                                     // the sandbox is being asked
     std::set<sys::process_identity> holders;
+    std::chrono::milliseconds held_since{0};               // monotonic; since when there are leases
+    std::chrono::milliseconds call_ended{0};               // monotonic; the last that is known of
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
     // Since when listings have not shown the sandbox of an open intent; awake clock.
     std::optional<std::chrono::milliseconds> absent_since;
+    core::retention age;                                   // of a stopped one
     bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
     condition changed;      // the operation moved on or ended, a lease went
 };

@@ -65,6 +65,22 @@ bool manager::clear_the_way(const std::shared_ptr<entry>& each, const wanted& wa
     if (record.create_pending) {
         return true; // the bring-up looks for it, and what it finds is new
     }
+    // Its process is gone, and it was not let go of. Until orphan-grace has passed a guest may work
+    // in it on, as before; only who wants one of its own need not wait.
+    if (!record.owner_gone) {
+        if (want.persistent && record.state != core::life_state::stopped) {
+            return true;
+        }
+        const sys::process_identity asker = want.client.value_or(sys::process_identity{});
+        if (!each->leases.empty() && count_others(*each, asker) != 0) {
+            rpc_error error(error_name::sandbox_busy,
+                            "the session that the sandbox of " + describe(record.key) +
+                                " was made for is over, but another client's command (" +
+                                each->leases.front() + ") still runs in it");
+            error.sandbox_id = record.sandbox_id;
+            throw error;
+        }
+    }
     spdlog::info("{}: its session is over, deleting it", describe(record.key));
     begin(each, operation_kind::terminate, {});
     return false;

@@ -97,20 +97,54 @@ void manager::ask_inside(const core::sandbox_key& key) {
         asio::detached);
 }
 
-// The platform counts idleness from the last call that finished (D).
+// What it was made with, not what the option says by now.
+std::chrono::seconds manager::server_timeout(const core::sandbox_record& record) const {
+    return record.timeout.count() != 0 ? record.timeout
+                                       : std::min(options_.server_timeout, core::least_timeout);
+}
+
+std::chrono::seconds manager::server_timeout(const core::sandbox_key& key) const {
+    const auto found = entries_.find(key);
+    return found == entries_.end() ? options_.server_timeout
+                                   : server_timeout(found->second->record);
+}
+
+// With the intent. An earlier attempt of the same creation, which may turn up in the place of this
+// one, may have been sent with another time-out: the shorter one is kept.
+void manager::note_timeout(core::sandbox_record& record) const {
+    if (!record.create_pending || !record.sandbox_id.empty()) {
+        return;
+    }
+    const bool another = record.attempt > 1 && record.timeout.count() != 0;
+    record.timeout =
+        another ? std::min(record.timeout, options_.server_timeout) : options_.server_timeout;
+}
+
+// The platform counts idleness from the last call that finished (D), so one finishes at least every
+// third of the time-out. A command that began after a long rest gets a second to do so itself.
 asio::awaitable<void> manager::keep_awake() {
-    asio::steady_timer timer(executor_);
     for (;;) {
-        timer.expires_after(options_.server_timeout / 3);
-        co_await timer.async_wait(asio::use_awaitable);
-        std::vector<std::string> ids;
+        std::optional<milliseconds> next;
         for (const auto& [key, each] : entries_) {
-            if (!each->leases.empty() && probe_ != nullptr) {
-                ids.push_back(each->record.sandbox_id);
+            if (each->leases.empty() || probe_ == nullptr) {
+                continue;
             }
+            const milliseconds period = milliseconds(server_timeout(each->record)) / 3;
+            milliseconds due = std::max(each->call_ended + period,
+                                        each->held_since + std::min(period, milliseconds(1'000)));
+            if (due <= now()) {
+                asio::co_spawn(executor_, probe_->keep_awake(each->record.sandbox_id),
+                               asio::detached);
+                each->call_ended = now();
+                due = now() + period;
+            }
+            next = next ? std::min(*next, due) : due;
         }
-        for (const std::string& id : ids) {
-            asio::co_spawn(executor_, probe_->keep_awake(id), asio::detached);
+        if (next) {
+            asio::steady_timer timer(executor_, std::max(*next - now(), milliseconds(1)));
+            co_await (timer.async_wait(asio::use_awaitable) || pulse_->activity.wait());
+        } else {
+            co_await pulse_->activity.wait();
         }
     }
 }

@@ -74,6 +74,8 @@ std::chrono::milliseconds manager::tick() const {
 
 void manager::adopt(store::saved_state saved) {
     ledger_ = saved.ledger;
+    clock_mark_ = saved.clock;
+    account_.resume_clock(saved.clock);
     prices_ = std::move(saved.prices);
     for (core::sandbox_record& record : saved.records) {
         const std::shared_ptr<entry> each = entry_for(record.key);
@@ -81,7 +83,9 @@ void manager::adopt(store::saved_state saved) {
         if (each->record.create_pending) {
             core::note_doubt(each->record); // it may have been sent
         }
+        restore_holders(*each);
         each->used(awake());
+        each->call_ended = now(); // not known: counted anew
     }
 }
 
@@ -220,9 +224,13 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
 
 lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
     how.created = std::exchange(each->untouched, false);
+    if (each->leases.empty()) {
+        each->held_since = now();
+    }
     return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
         // The lease has kept it alive until now.
         held->used(beat->clock.now(now()));
+        held->call_ended = now();
         beat->activity.notify_all();
     });
 }
@@ -246,12 +254,6 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
             co_return std::nullopt;
         }
         co_return lease_of(each, {}, std::move(exec_id));
-    }
-}
-
-void manager::hold(const core::sandbox_key& key, sys::process_identity holder) {
-    if (holder.pid != 0) {
-        entry_for(key)->holders.insert(holder);
     }
 }
 
@@ -350,8 +352,8 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
         co_return result;
     }
     const std::shared_ptr<entry> each = found->second;
-    each->holders.erase(holder);
-    result.holders = count_holders(*each);
+    let_go(*each, holder);
+    result.holders = count_others(*each, holder);
     if (!each->record.persistent && each->record.owner.pid == holder.pid &&
         each->record.owner.start_time == holder.start_time) {
         each->record.owner_gone = true;
@@ -379,12 +381,6 @@ asio::awaitable<manager::released> manager::release(core::sandbox_key key, relea
     result.action =
         mode == release_mode::stop ? release_action::stopped : release_action::terminated;
     co_return result;
-}
-
-std::size_t manager::count_holders(entry& each) {
-    std::erase_if(each.holders,
-                  [](const sys::process_identity& holder) { return !sys::alive(holder); });
-    return each.holders.size();
 }
 
 bool manager::is_in_use(const entry& each) const {

@@ -100,6 +100,7 @@ struct money {
 struct orphan {
     cloud::sandbox_info info;
     std::optional<core::sandbox_key> key; // if it is one that this daemon can think of
+    std::optional<double> usd_per_hour;   // now; nothing: its price is not known
 };
 
 // Whose sandbox: a key, or the cloud's id of one that a record knows.
@@ -116,6 +117,7 @@ class entry;
 struct operation;
 struct pulse;
 class background_probe;
+struct background_answer; // background_probe.hpp
 enum class operation_kind : int;
 
 // A running sandbox, held. Movable; letting go of it is the end of the use.
@@ -197,7 +199,8 @@ public:
     boost::asio::awaitable<released> release(core::sandbox_key key, release_mode mode,
                                              sys::process_identity holder);
 
-    std::chrono::seconds server_timeout() const noexcept { return options_.server_timeout; }
+    // After so long without a call the platform stops the key's sandbox.
+    std::chrono::seconds server_timeout(const core::sandbox_key& key) const;
     view get(const selector& which);                 // throws sandbox_not_found
     core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
     // Of a key's newest boot; 0 before the first.
@@ -208,6 +211,8 @@ public:
     std::vector<orphan> orphans() const;
     // Takes an orphan for the sandbox of a key, which must be the one it was made for.
     boost::asio::awaitable<void> adopt_orphan(std::string id, core::sandbox_key key);
+    // What runs in an orphan.
+    boost::asio::awaitable<background_answer> look_into_orphan(std::string id);
     boost::asio::awaitable<void> terminate_orphan(std::string id);
 
     money spending();
@@ -217,8 +222,10 @@ public:
 
     std::size_t queued() const noexcept { return places_.waiting(); }
     const manager_options& options() const noexcept { return options_; }
-    // What a person should look at: records of another account, a reconcile that does not succeed.
+    // What a person should look at: a reconcile that does not succeed.
     std::vector<std::string> complaints() const;
+    // Records of another account or host than the one in use: nobody looks after their sandboxes.
+    std::vector<core::sandbox_record> of_other_accounts() const;
     const std::string& unsaved() const noexcept { return store_.trouble(); } // empty: all is saved
 
 private:
@@ -253,9 +260,12 @@ private:
     void note_others(const std::vector<cloud::sandbox_info>& listing);
     boost::asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> list_all();
     cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
+    bool is_orphan(const std::string& id) const;
+    std::size_t active_orphans() const;
     void delete_late(const cloud::sandbox_info& seen);
-    std::chrono::milliseconds look_again_in() const; // with a listing
-    std::int64_t cloud_time() const;                 // unix seconds
+    std::chrono::milliseconds look_again_in() const;  // with a listing
+    std::int64_t cloud_time() const;                  // unix seconds
+    std::optional<std::int64_t> settled_time() const; // nothing: it is in doubt
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
     void apply_state(entry& each, const cloud::sandbox_info& seen);
@@ -275,7 +285,11 @@ private:
     boost::asio::awaitable<void> keep_accounts();
     void count_all();
     bool is_billed(const entry& each) const;
+    bool is_observed(const entry& each) const;
+    bool given_up(const entry& each) const;
+    std::chrono::seconds longest_unused(const core::sandbox_record& record) const;
     std::optional<double> price_of(const core::sandbox_record& record) const;
+    std::optional<double> price_of(const std::string& plan) const;
     std::optional<rpc_error> over_budget();
     void retire_old();
 
@@ -292,7 +306,17 @@ private:
     bool is_idle(const entry& each) const; // running, and nothing of ours goes on there
     view view_of(const entry& each) const;
     std::string why_awake(const entry& each) const;
-    std::size_t count_holders(entry& each);
+    std::chrono::seconds server_timeout(const core::sandbox_record& record) const;
+    void note_timeout(core::sandbox_record& record) const;
+
+    // holders.cpp
+    void let_go(entry& each, const sys::process_identity& holder);
+    std::size_t count_holders(entry& each); // alive
+    std::size_t count_others(entry& each, const sys::process_identity& asker);
+    void restore_holders(entry& each);
+    core::sandbox_record record_to_keep(entry& each);
+    void save_soon();
+
     static std::chrono::milliseconds now(); // monotonic
     // Counts only while this process could be reached: idleness is told by this one.
     std::chrono::milliseconds awake() const;
@@ -309,13 +333,15 @@ private:
     condition reconcile_wanted_;
     bool reconcile_again_ = false;
     core::ledger ledger_;
+    core::clock_mark clock_mark_; // the newest of a settled clock
     store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;
     std::vector<cloud::sandbox_info> orphans_;
-    std::set<std::string> being_deleted_; // late creations, by id
-    int others_active_ = 0;               // as the last listing showed
-    std::string boot_;                    // of the machine
+    std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them
+    std::set<std::string> being_deleted_;             // late creations, by id
+    int others_active_ = 0;                           // as the last listing showed
+    std::string boot_;                                // of the machine
     std::string reconcile_trouble_;
 };
 

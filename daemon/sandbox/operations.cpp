@@ -74,6 +74,7 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
     places_.leave(op->ticket);
     each->current.reset();
     each->used(awake());
+    each->call_ended = now();
     each->changed.notify_all();
     if (op->kind != operation_kind::bring_up && !core::is_active(each->record.state)) {
         places_.on_freed(now());
@@ -91,15 +92,21 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
 
 asio::awaitable<void> manager::save() {
     count_all();
+    const std::optional<std::int64_t> at = settled_time();
+    if (at) {
+        clock_mark_ = account_.clock_mark();
+    }
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
-        core::age_doubts(each->record, cloud_time());
+        if (at) {
+            core::age_doubts(each->record, *at);
+        }
         if (each->record.generation != 0 || !each->record.sandbox_id.empty() ||
             each->record.create_pending || !each->record.doubts.empty()) {
-            records.push_back(each->record);
+            records.push_back(record_to_keep(*each));
         }
     }
-    store::saved_state state{std::move(records), ledger_, prices_};
+    store::saved_state state{std::move(records), ledger_, prices_, clock_mark_};
     co_await store_.save(std::move(state));
 }
 
@@ -129,7 +136,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
     const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     const auto create = [&record, this](cloud::client& on) {
         return on.create(cloud::create_request{
-            record.plan, core::tags_for(record, options_.instance), options_.server_timeout});
+            record.plan, core::tags_for(record, options_.instance), record.timeout});
     };
     core::bring_up_fsm machine(record, random_hex(8), options_.instance);
     core::bring_up_fsm::step step = machine.begin(now());
@@ -151,6 +158,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::save: {
+            note_timeout(record);
             std::string trouble;
             try {
                 co_await save();
@@ -285,7 +293,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             if (op->idle && record.state == core::life_state::stopped) {
                 // Else the platform would have stopped it, so long after its last call (D).
                 core::begin_saving(record.usage, account_.cloud_now(),
-                                   options_.server_timeout - options_.idle_stop);
+                                   server_timeout(record) - options_.idle_stop);
             }
             if (record.state == core::life_state::absent) {
                 // Told to whoever comes next, unless it was meant to go.

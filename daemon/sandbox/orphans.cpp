@@ -19,9 +19,11 @@ void manager::note_others(const std::vector<cloud::sandbox_info>& listing) {
     for (const auto& [key, each] : entries_) {
         records.push_back(each->record);
     }
+    count_all(); // what the listing before showed has run until now
     core::listing_review review = core::review_listing(listing, records, options_.instance);
     others_active_ = review.others_active;
     orphans_ = std::move(review.orphans);
+    std::erase_if(orphan_usage_, [this](const auto& one) { return !is_orphan(one.first); });
     for (const cloud::sandbox_info& seen : review.late) {
         delete_late(seen);
     }
@@ -46,10 +48,15 @@ void manager::delete_late(const cloud::sandbox_info& seen) {
         asio::detached);
 }
 
+bool manager::is_orphan(const std::string& id) const {
+    return std::any_of(orphans_.begin(), orphans_.end(),
+                       [&](const cloud::sandbox_info& each) { return each.id == id; });
+}
+
 std::vector<orphan> manager::orphans() const {
     std::vector<orphan> all;
     for (const cloud::sandbox_info& info : orphans_) {
-        orphan shown{info, std::nullopt};
+        orphan shown{info, store_.key_of(core::digest_tag(info)), std::nullopt};
         const auto try_profile = [&](const std::string& profile) {
             const core::sandbox_key key{profile, core::task_tag(info)};
             if (!shown.key && core::is_made_for_key(info, key)) {
@@ -60,9 +67,19 @@ std::vector<orphan> manager::orphans() const {
         for (const auto& [key, each] : entries_) {
             try_profile(key.profile);
         }
+        shown.usd_per_hour = core::is_active(core::life_state_of(info.state)) ? price_of(info.plan)
+                                                                              : std::optional(0.0);
         all.push_back(std::move(shown));
     }
     return all;
+}
+
+// They are of no record, and yet take places and cost money.
+std::size_t manager::active_orphans() const {
+    return static_cast<std::size_t>(
+        std::count_if(orphans_.begin(), orphans_.end(), [](const cloud::sandbox_info& each) {
+            return core::is_active(core::life_state_of(each.state));
+        }));
 }
 
 cloud::sandbox_info manager::find_orphan(const std::string& id) const {
@@ -90,16 +107,19 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
         error.sandbox_id = record.sandbox_id;
         throw error;
     }
-    const auto creation = info.tags.find(std::string(core::tag::creation));
     record.persistent = !core::is_ephemeral(info);
     record.owner_gone = !record.persistent; // whoever it was made for is not known any more
     record.plan = info.plan;
     record.base_url = account_.base_url();
     record.fingerprint = account_.fingerprint();
-    record.creation_id = creation == info.tags.end()
-                             ? std::string()
-                             : creation->second.substr(0, creation->second.rfind('.'));
-    record.attempt = 1;
+    // Which sandbox of its creation was in use is not known any more: without the creation's id
+    // none of the others is taken for a late one, and deleted.
+    record.creation_id.clear();
+    record.attempt = 0;
+    record.timeout = core::timeout_tag(info);
+    count_all();
+    record.usage = orphan_usage_[id];
+    orphan_usage_.erase(id);
     record.sandbox_id = id;
     record.created_at = info.created_at;
     record.runs_on = info.plan;
@@ -113,6 +133,20 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
     co_await save();
 }
 
+// Asking is a use: the platform counts its time-out anew.
+asio::awaitable<background_answer> manager::look_into_orphan(std::string id) {
+    account_.require_configured();
+    const cloud::sandbox_info info = find_orphan(id);
+    const core::life_state state = core::life_state_of(info.state);
+    if (state == core::life_state::stopped || state == core::life_state::failed) {
+        co_return background_answer{core::background::none, {}};
+    }
+    if (probe_ == nullptr) {
+        co_return background_answer{core::background::unknown, "nobody can tell"};
+    }
+    co_return co_await probe_->ask(id);
+}
+
 asio::awaitable<void> manager::terminate_orphan(std::string id) {
     account_.require_configured();
     find_orphan(id);
@@ -121,6 +155,8 @@ asio::awaitable<void> manager::terminate_orphan(std::string id) {
     if (!removed.has_value() && removed.error().kind != cloud::failure_kind::not_found) {
         throw core::plain_error_from(removed.error(), "deleting the sandbox");
     }
+    count_all();
+    orphan_usage_.erase(id);
     std::erase_if(orphans_, [&](const cloud::sandbox_info& one) { return one.id == id; });
     spdlog::info("sandbox {}, which no record knew, is deleted", id);
 }

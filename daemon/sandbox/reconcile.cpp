@@ -24,8 +24,10 @@ using namespace asio::experimental::awaitable_operators;
 
 namespace {
 
-// While the outcome of a create was open just now.
-constexpr std::chrono::milliseconds look_for_late_every{60'000};
+// While the outcome of a create was open just now, and while something waits for the platform to
+// say it a second time; longer than core/cloud_clock takes to believe it.
+constexpr std::chrono::milliseconds look_soon{65'000};
+static_assert(look_soon > core::cloud_clock::confirm_after);
 // What others do to our sandboxes is noticed by then at the latest.
 constexpr std::chrono::milliseconds look_every{300'000};
 
@@ -43,7 +45,7 @@ void manager::reconcile_soon() {
 }
 
 std::chrono::milliseconds manager::look_again_in() const {
-    std::chrono::milliseconds soonest = look_every;
+    std::chrono::milliseconds soonest = account_.clock().in_doubt() ? look_soon : look_every;
     const std::int64_t recent = cloud_time() - 600;
     for (const auto& [key, each] : entries_) {
         const core::sandbox_record& record = each->record;
@@ -52,8 +54,10 @@ std::chrono::milliseconds manager::look_again_in() const {
         if (!each->current && (record.create_pending || core::is_on_its_way(record.state))) {
             return core::look_up_gap;
         }
-        if (!doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent)) {
-            soonest = look_for_late_every;
+        const bool doubtful =
+            !doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent);
+        if (doubtful || each->age.wants_another()) {
+            soonest = look_soon;
         }
     }
     return soonest;
@@ -137,7 +141,9 @@ asio::awaitable<bool> manager::reconcile() {
     }
     note_others(*listed);
     for (const auto& [key, each] : entries_) {
-        core::age_doubts(each->record, cloud_time());
+        if (const std::optional<std::int64_t> at = settled_time()) {
+            core::age_doubts(each->record, *at);
+        }
     }
     co_await save_or_complain();
     retire_old();

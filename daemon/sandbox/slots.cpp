@@ -113,6 +113,13 @@ std::string manager::who_holds_places() const {
     if (named > most_named) {
         text += ", and " + std::to_string(named - most_named) + " more";
     }
+    for (const cloud::sandbox_info& lost : orphans_) {
+        if (core::is_active(core::life_state_of(lost.state))) {
+            ++held;
+            text += (text.empty() ? "" : ", ") + lost.id +
+                    " (made by this daemon, without a record: deepinfra-sandboxd doctor)";
+        }
+    }
     if (held < static_cast<std::size_t>(options_.slots.max_active) && places_.refused()) {
         text += std::string(text.empty() ? "" : ", and ") + "other programs of this account";
     }

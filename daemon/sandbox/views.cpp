@@ -23,8 +23,12 @@ std::string commands_running(std::size_t count) {
 view manager::view_of(const entry& each) const {
     view shown{each.record,     std::nullopt, each.leases,
                why_awake(each), std::nullopt, each.holders.size()};
-    shown.usd_per_hour = is_billed(each) ? price_of(each.record) : std::optional(0.0);
-    if (is_idle(each)) {
+    if (given_up(each) && is_billed(each)) {
+        shown.usd_per_hour = std::nullopt;
+    } else {
+        shown.usd_per_hour = is_billed(each) ? price_of(each.record) : std::optional(0.0);
+    }
+    if (is_idle(each) && is_of_account(each)) {
         shown.idle = awake() - each.last_used;
     }
     return shown;
@@ -33,6 +37,11 @@ view manager::view_of(const entry& each) const {
 std::string manager::why_awake(const entry& each) const {
     if (each.current) {
         return each.current->doing;
+    }
+    if (each.record.state == core::life_state::running && !is_of_account(each)) {
+        return account_.configured()
+                   ? "not watched: it belongs to another account than the daemon's key"
+                   : "not watched: the daemon has no key";
     }
     if (!each.leases.empty()) {
         return commands_running(each.leases.size());
@@ -91,11 +100,23 @@ std::vector<core::sandbox_key> manager::about_to_expire() const {
 }
 
 int manager::active() const {
-    return others_active_ +
-           static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& each) {
-               return core::is_active(each.second->record.state) ||
-                      each.second->record.create_pending;
-           }));
+    const auto ours = std::count_if(entries_.begin(), entries_.end(), [this](const auto& each) {
+        const core::sandbox_record& record = each.second->record;
+        return is_of_account(*each.second) &&
+               (core::is_active(record.state) || record.create_pending);
+    });
+    return others_active_ + static_cast<int>(active_orphans()) + static_cast<int>(ours);
+}
+
+std::vector<core::sandbox_record> manager::of_other_accounts() const {
+    std::vector<core::sandbox_record> others;
+    for (const auto& [key, each] : entries_) {
+        const core::sandbox_record& record = each->record;
+        if ((!record.sandbox_id.empty() || record.create_pending) && !is_of_account(*each)) {
+            others.push_back(record);
+        }
+    }
+    return others;
 }
 
 std::vector<std::string> manager::complaints() const {

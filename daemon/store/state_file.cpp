@@ -10,9 +10,13 @@ namespace {
 namespace json = boost::json;
 
 json::object to_json(const core::usage& usage) {
-    return {{"seconds", usage.seconds},       {"usd", usage.usd},
-            {"unpriced_s", usage.unpriced_s}, {"counted_to_ms", usage.counted_to.count()},
-            {"saving_s", usage.saving_s},     {"saved_to_ms", usage.saved_to.count()}};
+    return {{"seconds", usage.seconds},
+            {"usd", usage.usd},
+            {"unpriced_s", usage.unpriced_s},
+            {"counted_to_ms", usage.counted_to.count()},
+            {"seen_at_ms", usage.seen_at.count()},
+            {"saving_s", usage.saving_s},
+            {"saved_to_ms", usage.saved_to.count()}};
 }
 
 core::usage usage_from(const json::object& object) {
@@ -25,6 +29,9 @@ core::usage usage_from(const json::object& object) {
     usage.usd = number("usd");
     usage.unpriced_s = number("unpriced_s");
     usage.counted_to = time("counted_to_ms");
+    // Younger than the rest.
+    usage.seen_at =
+        object.if_contains("seen_at_ms") != nullptr ? time("seen_at_ms") : usage.counted_to;
     usage.saving_s = number("saving_s");
     usage.saved_to = time("saved_to_ms");
     return usage;
@@ -66,11 +73,39 @@ price_list prices_from(const json::object& object) {
     return prices;
 }
 
+json::object to_json(const core::clock_mark& clock) {
+    return {{"boot", clock.boot},
+            {"elapsed_ms", clock.elapsed.count()},
+            {"cloud_ms", clock.cloud.count()}};
+}
+
+core::clock_mark clock_from(const json::object& object) {
+    const auto time = [&](const char* name) {
+        return core::milliseconds(object.at(name).to_number<std::int64_t>());
+    };
+    return {json::value_to<std::string>(object.at("boot")), time("elapsed_ms"), time("cloud_ms")};
+}
+
+json::object to_json(const core::owner_process& process) {
+    return {{"pid", process.pid}, {"start_time", process.start_time}, {"boot", process.boot}};
+}
+
+core::owner_process process_from(const json::object& object) {
+    return {object.at("pid").to_number<int>(), object.at("start_time").to_number<std::uint64_t>(),
+            json::value_to<std::string>(object.at("boot"))};
+}
+
 // Text that a JSON string cannot hold does not come in: keys reach us in JSON.
 json::object to_json(const core::sandbox_record& record) {
     json::array doubts;
     for (const core::open_doubt& each : record.doubts) {
         doubts.push_back(json::object{{"creation_id", each.creation_id}, {"since", each.since}});
+    }
+    json::object owner = to_json(record.owner);
+    owner["gone"] = record.owner_gone;
+    json::array holders;
+    for (const core::owner_process& each : record.holders) {
+        holders.push_back(to_json(each));
     }
     return {{"profile", record.key.profile},
             {"task", record.key.task},
@@ -89,11 +124,10 @@ json::object to_json(const core::sandbox_record& record) {
             {"stopped_since", record.stopped_since},
             {"usage", to_json(record.usage)},
             {"state_lost", record.state_lost},
-            {"owner", json::object{{"pid", record.owner.pid},
-                                   {"start_time", record.owner.start_time},
-                                   {"boot", record.owner.boot},
-                                   {"gone", record.owner_gone}}},
-            {"doubts", std::move(doubts)}};
+            {"owner", std::move(owner)},
+            {"doubts", std::move(doubts)},
+            {"holders", std::move(holders)},
+            {"timeout_s", record.timeout.count()}};
 }
 
 core::sandbox_record record_from(const json::object& object) {
@@ -128,9 +162,7 @@ core::sandbox_record record_from(const json::object& object) {
     }
     if (const json::value* owner = object.if_contains("owner")) {
         const json::object& process = owner->as_object();
-        record.owner.pid = process.at("pid").to_number<int>();
-        record.owner.start_time = process.at("start_time").to_number<std::uint64_t>();
-        record.owner.boot = json::value_to<std::string>(process.at("boot"));
+        record.owner = process_from(process);
         record.owner_gone = process.at("gone").as_bool();
     }
     if (const json::value* doubts = object.if_contains("doubts")) {
@@ -139,6 +171,14 @@ core::sandbox_record record_from(const json::object& object) {
                 {json::value_to<std::string>(each.as_object().at("creation_id")),
                  each.as_object().at("since").to_number<std::int64_t>()});
         }
+    }
+    if (const json::value* holders = object.if_contains("holders")) {
+        for (const json::value& each : holders->as_array()) {
+            record.holders.push_back(process_from(each.as_object()));
+        }
+    }
+    if (const json::value* timeout = object.if_contains("timeout_s")) {
+        record.timeout = std::chrono::seconds(timeout->to_number<std::uint32_t>());
     }
     return record;
 }
@@ -153,7 +193,8 @@ std::string format_state(const saved_state& state) {
     return json::serialize(json::object{{"version", state_version},
                                         {"sandboxes", std::move(sandboxes)},
                                         {"ledger", to_json(state.ledger)},
-                                        {"prices", to_json(state.prices)}}) +
+                                        {"prices", to_json(state.prices)},
+                                        {"clock", to_json(state.clock)}}) +
            "\n";
 }
 
@@ -190,7 +231,7 @@ parsed_state parse_state(std::string_view text) {
             parsed.rejected.push_back(where + problem.what());
         }
     }
-    // Neither is worth losing a sandbox for.
+    // None is worth losing a sandbox for.
     try {
         if (const json::value* ledger = root.as_object().if_contains("ledger")) {
             parsed.state.ledger = ledger_from(ledger->as_object());
@@ -198,8 +239,11 @@ parsed_state parse_state(std::string_view text) {
         if (const json::value* prices = root.as_object().if_contains("prices")) {
             parsed.state.prices = prices_from(prices->as_object());
         }
+        if (const json::value* clock = root.as_object().if_contains("clock")) {
+            parsed.state.clock = clock_from(clock->as_object());
+        }
     } catch (const std::exception& problem) {
-        parsed.rejected.push_back(std::string("the account of costs: ") + problem.what());
+        parsed.rejected.push_back(std::string("costs and clock: ") + problem.what());
     }
     return parsed;
 }

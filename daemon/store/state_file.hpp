@@ -5,6 +5,7 @@
 // comes from a newer version, is an error, and the caller keeps it (see state_store).
 #pragma once
 
+#include "core/cloud_clock.hpp"
 #include "core/money.hpp"
 #include "core/sandbox_record.hpp"
 
@@ -32,6 +33,7 @@ struct saved_state {
     std::vector<core::sandbox_record> records;
     core::ledger ledger;
     price_list prices;
+    core::clock_mark clock;
 };
 
 struct parsed_state {

@@ -30,7 +30,8 @@ struct state_store::shared {
 };
 
 state_store::state_store(asio::any_io_executor executor, std::filesystem::path directory)
-    : shared_(std::make_shared<shared>(std::move(executor))), directory_(std::move(directory)) {}
+    : shared_(std::make_shared<shared>(std::move(executor))), directory_(std::move(directory)),
+      keys_(directory_) {}
 
 state_store::~state_store() {
     shared_->pool.join();
@@ -43,6 +44,7 @@ const std::string& state_store::trouble() const noexcept {
 loaded_state state_store::load() {
     const std::filesystem::path file = directory_ / "state.json";
     loaded_state loaded;
+    keys_.load();
     const std::optional<std::string> text = sys::read_file(file);
     if (!text) {
         return loaded;
@@ -69,6 +71,11 @@ loaded_state state_store::load() {
 
 asio::awaitable<void> state_store::save(saved_state what) {
     const std::shared_ptr<shared> state = shared_;
+    for (const core::sandbox_record& record : what.records) {
+        if (record.persistent) { // another is never adopted, and its key never comes again
+            keys_.add(record.key);
+        }
+    }
     state->next = format_state(what);
     const std::uint64_t mine = ++state->asked;
     while (state->settled < mine) {

@@ -5,6 +5,7 @@
 // asked to keep is on disk. The directory belongs to the holder of the instance lock.
 #pragma once
 
+#include "store/key_book.hpp"
 #include "store/state_file.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -40,6 +41,11 @@ public:
     // if it is not. Not cancellable: a state that was told to be kept is kept.
     boost::asio::awaitable<void> save(saved_state what);
 
+    // The key that such a digest stands for, if it was ever saved, even if state.json is lost.
+    std::optional<core::sandbox_key> key_of(std::string_view digest) const {
+        return keys_.find(digest);
+    }
+
     // Why the last write failed; empty if it did not.
     const std::string& trouble() const noexcept;
 
@@ -47,6 +53,7 @@ private:
     struct shared;
     std::shared_ptr<shared> shared_;
     std::filesystem::path directory_;
+    key_book keys_; // of all that was saved
 };
 
 } // namespace sandboxd::store

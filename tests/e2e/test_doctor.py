@@ -67,26 +67,31 @@ def test_a_state_directory_that_others_can_read(daemon: Daemon) -> None:
     assert code == 0 and checks["state directory"][0]["verdict"] == "warning" and "chmod 700" in checks["state directory"][0]["hint"]
 
 
+def lose(daemon: Daemon, count: int, *files: str) -> None:
+    daemon.stop()
+    for name in ("state.json", *files):
+        (daemon.state_dir / name).unlink()
+    daemon.start()
+    with daemon.peer() as peer:
+        wait_until(lambda: len(peer.status()["orphans"]) == count, "they are found")
+
+
 def test_lost_sandboxes(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         for key in (DEFAULT_KEY, ODD_KEY, {**ODD_KEY, "task": "other"}):
             peer.sh("echo kept >file", key=key)
         peer.call("sandbox.ensure", {"key": {"profile": "default", "task": "session"}, "persistent": False})
         ids = {one["key"]["task"]: one["id"] for one in peer.status()["sandboxes"]}
-    daemon.stop()
-    (daemon.state_dir / "state.json").unlink()
     stranger = emulator.create_running()
-    daemon.start()
-    with daemon.peer() as peer:
-        wait_until(lambda: len(peer.status()["orphans"]) == 4, "they are found")
+    lose(daemon, 4, "sandbox-keys")
     code, checks = doctor(daemon)
     assert code == 0 and emulator.count(DELETE) == 0
     said = {task: checks[f"orphan {one}"][0]["text"] for task, one in ids.items()}
-    assert "adopts" in said["default"] and "single session" in said["session"] and "deletes" in said["build"]
+    assert "adopts" in said["default"] and "single session" in said["session"] and "leaves it alone" in said["build"]
 
     code, checks = doctor(daemon, "--fix", "--profile", "/srv/elsewhere", "--profile", "/srv/agents/ada")
     assert code == 0
-    fixed = {task: checks[f"orphan {one}"][0] for task, one in ids.items()}
+    fixed = {task: checks[f"orphan {one}"][-1] for task, one in ids.items()}
     assert all(each["verdict"] == "ok" for each in fixed.values())
     assert [one["sandbox_id"] for one in emulator.sandboxes() if one["state"] == "deleted"] == [ids["session"]]
     with daemon.peer() as peer:
@@ -96,13 +101,61 @@ def test_lost_sandboxes(daemon: Daemon, emulator: Emulator) -> None:
     assert emulator.sandbox(stranger)["state"] == "running"
 
 
-def test_one_of_an_unknown_profile_is_deleted_only_on_request(daemon: Daemon, emulator: Emulator) -> None:
+def test_one_of_an_unknown_profile_is_deleted_only_by_name(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
-        peer.sh("true", key=ODD_KEY)
-    daemon.stop()
-    (daemon.state_dir / "state.json").unlink()
-    daemon.start()
+        peer.sh("sleep 600 >/dev/null 2>&1 &", key=ODD_KEY)
+        peer.sh("true", key={**ODD_KEY, "task": "other"})
+        ids = {one["key"]["task"]: one["id"] for one in peer.status()["sandboxes"]}
+    lose(daemon, 2, "sandbox-keys")
+    assert doctor(daemon)[0] == 0
+    code, checks = doctor(daemon, "--fix")
+    left = checks[f"orphan {ids['build']}"][0]
+    assert code == 0 and left["verdict"] == "warning" and "left alone" in left["text"]
+    assert f"--terminate {ids['build']}" in left["hint"] and "--profile" in left["hint"]
+    assert emulator.count(DELETE) == 0
+
+    code, checks = doctor(daemon, "--fix", "--terminate", "sb_slip")
+    assert code == 1 and "nothing was done" in checks["orphan sb_slip"][0]["text"]
+    code, checks = doctor(daemon, "--terminate", ids["build"])  # without --fix
+    assert code == 0 and "--fix" in checks[f"orphan {ids['build']}"][0]["text"] and emulator.count(DELETE) == 0
+    code, checks = doctor(daemon, "--fix", "--terminate", ids["build"])
+    said = checks[f"orphan {ids['build']}"]
+    assert code == 0 and "1 process of" in said[0]["text"] and "deleted" in said[1]["text"]
+    assert [one["sandbox_id"] for one in living(emulator)] == [ids["other"]]
+
+
+def test_with_the_keys_kept_all_are_adopted(daemon: Daemon, emulator: Emulator) -> None:
+    keys = [ODD_KEY, {"profile": "default", "task": "t" * 200}]
     with daemon.peer() as peer:
-        wait_until(lambda: peer.status()["orphans"], "it is found")
-    assert doctor(daemon)[0] == 0 and len(living(emulator)) == 1
-    assert doctor(daemon, "--fix")[0] == 0 and living(emulator) == []
+        for key in keys:
+            peer.sh("echo precious >file", key=key)
+    lose(daemon, 2)
+    assert doctor(daemon, "--fix")[0] == 0
+    with daemon.peer() as peer:
+        for key in keys:
+            assert peer.sh("cat file", key=key).stdout == b"precious\n"
+    assert emulator.count(DELETE) == 0
+
+
+def test_one_of_a_session_at_work_is_left_alone(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.sh("sleep 600 >/dev/null 2>&1 &", persistent=False)
+        session = peer.status()["sandboxes"][0]["id"]
+    lose(daemon, 1)
+    code, checks = doctor(daemon, "--fix")
+    said = checks[f"orphan {session}"][0]
+    assert code == 0 and said["verdict"] == "warning" and "1 process of" in said["text"] and session in said["hint"]
+    assert emulator.count(DELETE) == 0
+
+
+def test_of_two_for_one_task_a_person_decides(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.sh("echo precious >file")
+        first = peer.status()["sandboxes"][0]["id"]
+    lose(daemon, 1)
+    with daemon.peer() as peer:
+        peer.sh("true")
+    code, checks = doctor(daemon, "--fix")
+    said = checks[f"orphan {first}"][0]
+    assert code == 0 and said["verdict"] == "warning" and "another sandbox" in said["text"] and first in said["hint"]
+    assert emulator.count(DELETE) == 0 and len(living(emulator)) == 2

@@ -114,6 +114,36 @@ def test_another_session_of_the_same_key_gets_its_own(make_daemon: Make, emulato
         assert peer.sh("cat file", persistent=False).returncode == 1
 
 
+def test_a_guest_works_on_until_the_grace_has_passed(make_daemon: Make, emulator: Emulator) -> None:
+    """Its session has ended, and nobody wants the key for one of its own: another command of the guest ends nothing."""
+    daemon = make_daemon(orphan_grace=600).start()
+    with daemon.peer() as peer:
+        with session(daemon) as made:
+            running = peer.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
+            peer.notification("exec.output", exec_id=running)
+        assert peer.sh("touch go").returncode == 0
+        assert peer.finish(running).stdout == b"done\n"
+        assert only_id(emulator) == made
+
+
+def test_nor_does_one_that_wants_its_own_end_anothers_command(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(orphan_grace=600).start()
+    with daemon.peer() as guest:
+        with session(daemon) as made:
+            running = guest.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
+            guest.notification("exec.output", exec_id=running)
+        with subprocess.Popen([sys.executable, "-c", SESSION, str(daemon.socket), json.dumps(DEFAULT_KEY)],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as another:
+            assert another.stdout is not None
+            refused = json.loads(another.stdout.readline())["error"]
+            assert refused["data"]["name"] == "sandbox_busy" and running in refused["message"]
+            another.kill()
+        assert guest.sh("touch go").returncode == 0 and guest.finish(running).returncode == 0
+        assert only_id(emulator) == made
+    with session(daemon) as fresh:  # nobody works in it any more
+        assert only_id(emulator) == fresh != made
+
+
 @pytest.mark.parametrize("mode", ["keep", "stop", "terminate"])
 def test_released_it_is_terminated(daemon: Daemon, peer: Peer, emulator: Emulator, mode: str) -> None:
     peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})

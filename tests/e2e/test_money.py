@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import CREATE, living, only_id
+from support.scenes import CREATE, DELETE, living, only_id
 
 Make = Callable[..., Daemon]
 OTHER = {"profile": "default", "task": "other"}
@@ -38,6 +41,28 @@ def cost_grows(peer: Peer) -> None:
 
 def reconciled(peer: Peer) -> None:
     peer.call("account.set", {"api_key": "test-key"})  # has it look again
+
+
+@contextmanager
+def rewritten(daemon: Daemon) -> Iterator[dict[str, Any]]:
+    """The state of a daemon, which is stopped for that, to be changed: what was long ago is not waited for."""
+    daemon.stop()
+    file = daemon.state_dir / "state.json"
+    state: dict[str, Any] = json.loads(file.read_text())
+    yield state
+    file.write_text(json.dumps(state))
+
+
+def stopped_earlier(daemon: Daemon, seconds: int) -> None:
+    with rewritten(daemon) as state:
+        for record in state["sandboxes"]:
+            if record["stopped_since"]:
+                record["stopped_since"] -= seconds
+    daemon.start()
+
+
+def ready(peer: Peer) -> None:
+    wait_until(lambda: peer.status()["daemon"]["phase"] == "ready", "it has compared")
 
 
 def test_what_runs_costs_and_what_is_stopped_does_not(daemon: Daemon, emulator: Emulator) -> None:
@@ -96,17 +121,20 @@ def test_prices_that_cannot_be_had_are_said_to_be_unknown(make_daemon: Make, emu
 
 @pytest.mark.parametrize(("share", "severity"), [(0.5, None), (0.85, "warning"), (1.0, "error")])
 def test_the_budget(make_daemon: Make, emulator: Emulator, share: float, severity: str | None) -> None:
-    """At 80 % it warns, at the whole of it nothing new starts, and what runs goes on. A cent or so is spent by then: the emulated
-    clock is put an hour ahead."""
+    """At 80 % it warns, at the whole of it nothing new starts, and what runs goes on. Most of it was spent earlier today, says the
+    state file."""
     daemon = make_daemon(budget_per_day=MEDIUM / share)
     with daemon.start().peer() as peer:
+        peer.sh("true", key=OTHER)
+        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
+        peer.call("sandbox.stop", {"key": OTHER})
         running = peer.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
         peer.notification("exec.output", exec_id=running)
-        peer.sh("true", key=OTHER)
-        peer.call("sandbox.stop", {"key": OTHER})
-        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
-        emulator.config(date_offset_s=3601)
-        peer.call("plan.list")
+    with rewritten(daemon) as state:
+        state["ledger"]["today_usd"] += MEDIUM
+    with daemon.start().peer() as peer:
+        reconciled(peer)
+        peer.call("exec.attach", {"exec_id": running, "offset": 0})
         found = health(peer, "budget")
         assert [item["severity"] for item in found] == ([severity] if severity else [])
         assert not severity or ("$" in found[0]["text"] and found[0]["hint"])
@@ -140,31 +168,130 @@ def test_a_clock_that_is_wrong_is_said_so(daemon: Daemon, emulator: Emulator) ->
 
 
 def test_retention_goes_by_the_clouds_clock(make_daemon: Make, emulator: Emulator) -> None:
+    """Old enough, it is deleted when a second listing, some time after the first, says so too."""
     daemon = make_daemon(retention="3d").start()
     with daemon.peer() as peer:
         peer.sh("echo old >file")
         old = only_id(emulator)
         peer.call("sandbox.stop", {"key": DEFAULT_KEY})
         peer.sh("true", key=OTHER)
-        emulator.config(date_offset_s=2 * 86400)
+    stopped_earlier(daemon, 2 * 86400)
+    with daemon.peer() as peer:
+        ready(peer)
         reconciled(peer)
-        assert not health(peer, "expires")
-        wait_until(lambda: health(peer, "clock"), "it has looked")
-        assert emulator.sandbox(old)["state"] == "stopped"
-        emulator.config(date_offset_s=3 * 86400 + 60)
-        reconciled(peer)
-        wait_until(lambda: emulator.sandbox(old)["state"] == "deleted", "its time is over")
+        peer.call("plan.list")
+        assert not health(peer, "expires") and emulator.sandbox(old)["state"] == "stopped"
+    stopped_earlier(daemon, 86400 + 60)
+    emulator.reset_stats()
+    with daemon.peer() as peer:
+        ready(peer)
+        assert emulator.sandbox(old)["state"] == "stopped" and emulator.count("GET /v1/sandboxes") == 1
+
+        def deleted() -> bool:
+            reconciled(peer)
+            return bool(emulator.sandbox(old)["state"] == "deleted")
+
+        wait_until(deleted, "its time is over", 20)
+        assert emulator.count("GET /v1/sandboxes") >= 2
         ended = peer.sh("true")
         assert ended.message is None  # that was meant
     assert len(living(emulator)) == 2
+
+
+def test_one_listing_with_a_wrong_date_deletes_nothing(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(retention="3d").start()
+    with daemon.peer() as peer:
+        peer.sh("echo precious >file")
+        used = only_id(emulator)
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+    emulator.config(date_offset_s=3650 * 86400)
+    daemon.stop()
+    with daemon.start().peer() as peer:
+        ready(peer)
+        item = health(peer, "clock")[0]
+        assert "nothing is deleted" in item["text"]
+        for _ in range(5):
+            reconciled(peer)
+            peer.call("plan.list")
+        emulator.config(date_offset_s=0)
+        peer.call("plan.list")
+        assert not health(peer, "clock")
+        reconciled(peer)
+        peer.call("plan.list")
+    assert emulator.sandbox(used)["state"] == "stopped" and emulator.count(DELETE) == 0
+
+
+def test_a_jump_that_another_answer_confirms_is_believed(make_daemon: Make, emulator: Emulator) -> None:
+    """A virtual machine that was paused for days: a minute is waited for, then two listings decide."""
+    daemon = make_daemon(retention="3d").start()
+    with daemon.peer() as peer:
+        peer.sh("echo old >file")
+        old = only_id(emulator)
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+        emulator.config(date_offset_s=3 * 86400 + 60)
+        begun = time.monotonic()
+
+        def deleted() -> bool:
+            reconciled(peer)
+            time.sleep(0.5)
+            return bool(emulator.sandbox(old)["state"] == "deleted")
+
+        wait_until(deleted, "its time is over", 120)
+        assert time.monotonic() - begun >= 70
+
+
+def test_a_stop_is_not_dated_by_a_date_in_doubt(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.sh("true")
+        emulator.config(date_offset_s=3650 * 86400)
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+        emulator.config(date_offset_s=0)
+    with rewritten(daemon) as state:
+        assert state["sandboxes"][0]["stopped_since"] == 0
+    with daemon.start().peer() as peer:
+        ready(peer)
+    with rewritten(daemon) as state:
+        assert abs(state["sandboxes"][0]["stopped_since"] - time.time()) < 60
+
+
+def test_a_wrong_date_costs_nothing_and_begins_no_day(make_daemon: Make, emulator: Emulator) -> None:
+    with make_daemon(budget_per_day=1).start().peer() as peer:
+        peer.sh("true")
+        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
+        for days in (30, 3650):
+            before = money(peer)["today_usd"]
+            emulator.config(date_offset_s=days * 86400)
+            peer.call("plan.list")
+            assert before <= money(peer)["today_usd"] < before + MEDIUM / 60
+            emulator.config(date_offset_s=0)
+            peer.call("plan.list")
+            assert before <= money(peer)["today_usd"] < before + MEDIUM / 60
+
+
+def test_a_doubt_is_not_ended_by_one_date(daemon: Daemon, emulator: Emulator) -> None:
+    """The create may still take effect, whatever one answer says of the time."""
+    with daemon.peer() as peer:
+        emulator.fault({"drop_before": True}, method="POST", route="/v1/sandboxes")
+        emulator.fault({"status": 403, "body": "{}"}, method="GET", route="/v1/sandboxes", times=0)
+        with pytest.raises(RpcFailure):
+            peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        emulator.clear_faults()
+        reconciled(peer)
+        peer.call("plan.list")
+        emulator.config(date_offset_s=2 * 86400)
+        peer.call("plan.list")
+        peer.call("sandbox.ensure", {"key": OTHER})
+    with rewritten(daemon) as state:
+        record = next(one for one in state["sandboxes"] if one["task"] == "default")
+        assert record["create_pending"] and len(record["doubts"]) == 1
 
 
 def test_without_it_nothing_is_deleted_but_people_are_warned(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         peer.sh("echo old >file")
         peer.call("sandbox.stop", {"key": DEFAULT_KEY})
-        emulator.config(date_offset_s=6 * 86400 + 60)
-        reconciled(peer)
+    stopped_earlier(daemon, 6 * 86400 + 60)
+    with daemon.peer() as peer:
         wait_until(lambda: health(peer, "expires"), "it is said")
         assert "default/default" in health(peer, "expires")[0]["text"]
         assert peer.sh("cat file").stdout == b"old\n"

@@ -25,7 +25,13 @@ def ready(daemon: Daemon) -> Peer:
 
 def lose_state(daemon: Daemon) -> None:
     daemon.stop()
-    (daemon.state_dir / "state.json").unlink()
+    for name in ("state.json", "sandbox-keys"):
+        (daemon.state_dir / name).unlink()
+
+
+def ready_again(daemon: Daemon) -> Peer:
+    daemon.stop()
+    return ready(daemon)
 
 
 def orphans(peer: Peer) -> list[dict[str, Any]]:
@@ -95,6 +101,84 @@ def test_only_orphans_are_ever_terminated_so(daemon: Daemon, emulator: Emulator,
             with pytest.raises(RpcFailure, match="sandbox_not_found"):
                 peer.call("orphan.terminate", {"id": other})
     assert emulator.count(DELETE) == 0
+
+
+def test_the_keys_are_found_again_without_the_state(daemon: Daemon, emulator: Emulator) -> None:
+    """A profile that is a path and a task that no tag holds whole: the file beside the state knows them."""
+    keys = [ODD_KEY, {"profile": "default", "task": "t" * 200}]
+    with daemon.peer() as peer:
+        for key in keys:
+            peer.sh("echo kept >file", key=key)
+    daemon.stop()
+    (daemon.state_dir / "state.json").write_text("{ torn")
+    book = daemon.state_dir / "sandbox-keys"
+    assert book.stat().st_mode & 0o777 == 0o600
+    book.write_text("no json\n{}\n" + book.read_text() + '{"profile": "torn')
+    with ready(daemon) as peer:
+        shown = orphans(peer)
+        assert sorted((one["key"] for one in shown), key=str) == sorted(keys, key=str)
+        for one in shown:
+            peer.call("orphan.adopt", {"id": one["id"], "key": one["key"]})
+        for key in keys:
+            assert peer.sh("cat file", key=key).stdout == b"kept\n"
+        peer.sh("true", key={"profile": "p", "task": "another"})
+    assert book.read_text().splitlines()[-1] == '{"profile":"p","task":"another"}'
+
+
+def test_the_twin_of_one_that_is_adopted_stays(daemon: Daemon, emulator: Emulator) -> None:
+    """Two sandboxes of one creation, and no record of which was in use."""
+    with daemon.peer() as peer:
+        peer.sh("echo precious >file")
+        used = only_id(emulator)
+    twin = emulator.create_running(tags=tags_like(emulator, 2))
+    lose_state(daemon)
+    with ready(daemon) as peer:
+        assert len(orphans(peer)) == 2
+        peer.call("orphan.adopt", {"id": twin, "key": DEFAULT_KEY})
+        assert [one["id"] for one in orphans(peer)] == [used]
+        with pytest.raises(RpcFailure, match="sandbox_busy"):
+            peer.call("orphan.adopt", {"id": used, "key": DEFAULT_KEY})
+    with ready_again(daemon) as peer:
+        wait_until(lambda: [one["id"] for one in orphans(peer)] == [used], "it is shown still")
+    assert emulator.count(DELETE) == 0 and emulator.sandbox(used)["state"] == "running"
+
+
+def test_they_are_counted(make_daemon: Make, emulator: Emulator) -> None:
+    """They take places and cost money, and who waits for a place is told of them."""
+    emulator.config(max_active=1)
+    daemon = make_daemon(max_active=1, queue_timeout=1).start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+    lose_state(daemon)
+    with ready(daemon) as peer:
+        lost = orphans(peer)[0]
+        assert peer.status()["account"]["active"] == 1
+        wait_until(lambda: peer.status()["money"]["rate_usd_per_hour"] == 0.04, "its price is known")
+        assert orphans(peer)[0]["rate_usd_per_hour"] == 0.04
+        before = peer.status()["money"]["today_usd"]
+        wait_until(lambda: peer.status()["money"]["today_usd"] > before, "it costs")
+        with pytest.raises(RpcFailure, match="cap_reached") as refused:
+            peer.call("sandbox.ensure", {"key": {"profile": "p", "task": "other"}})
+        assert lost["id"] in refused.value.message and "doctor" in refused.value.message
+        assert "other programs" not in refused.value.message
+        peer.call("orphan.adopt", {"id": lost["id"], "key": DEFAULT_KEY})
+        assert peer.status()["account"]["active"] == 1 and peer.status()["sandboxes"][0]["cost_usd"] > 0
+
+
+def test_what_runs_in_one_can_be_asked(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.sh("sleep 600 >/dev/null 2>&1 &")
+    lose_state(daemon)
+    with ready(daemon) as peer:
+        lost = only_id(emulator)
+        found = peer.call("orphan.inspect", {"id": lost})
+        assert found["inside"] == "running" and "1 process of" in found["text"]
+        emulator.stop_sandbox(lost)
+        peer.call("account.set", {"api_key": "test-key"})
+        wait_until(lambda: orphans(peer)[0]["state"] == "stopped", "it is seen")
+        assert peer.call("orphan.inspect", {"id": lost}) == {"sandbox_id": lost, "inside": "nothing", "text": None}
+        with pytest.raises(RpcFailure, match="sandbox_not_found"):
+            peer.call("orphan.inspect", {"id": "sb_none"})
 
 
 # -- late creations

@@ -20,7 +20,7 @@ from support.schema import PROTOCOL_DIR, Conversation, Direction, SchemaError, V
 METHODS = {
     "account.set", "daemon.health", "daemon.ping", "daemon.status", "exec.ack", "exec.attach", "exec.cancel", "exec.exit", "exec.list",
     "exec.output", "exec.start", "exec.stdin", "fs.delete", "fs.get", "fs.progress", "fs.pull", "fs.push", "fs.put", "hello",
-    "orphan.adopt", "orphan.terminate", "plan.list",
+    "orphan.adopt", "orphan.inspect", "orphan.terminate", "plan.list",
     "rpc.discover", "sandbox.ensure", "sandbox.get", "sandbox.list",
     "sandbox.progress", "sandbox.release", "sandbox.start", "sandbox.stop", "sandbox.terminate",
 }  # fmt: skip

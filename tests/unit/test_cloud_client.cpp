@@ -314,6 +314,36 @@ TEST_CASE("cloud client: error answers come out as failures, and the connection 
     CHECK(b.server.connections == 1);
 }
 
+TEST_CASE("cloud client: only a good answer of the API tells the time") {
+    std::string answer;
+    int told = 0;
+    bench b(answering([&answer](const http_message&) { return answer; }),
+            [&told](client_options& options) { options.on_date = [&told](auto) { ++told; }; });
+    const std::string date = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+    for (const auto& [status, body] : {std::pair(200, "<html>log in</html>"),
+                                       {200, ""},
+                                       {200, "{\"state\":"},
+                                       {401, "{}"},
+                                       {404, "{}"},
+                                       {429, "{}"},
+                                       {503, "{}"}}) {
+        answer = http_answer(status, body, date);
+        b.wait(b.api->get("sb_1"));
+        b.wait(b.api->start("sb_1"));
+        b.wait(b.api->list());
+        CHECK(told == 0);
+    }
+    answer = http_answer(200, sandbox_json);
+    CHECK(b.wait(b.api->get("sb_1")).has_value());
+    CHECK(told == 0);
+    answer = http_answer(200, sandbox_json, date);
+    CHECK(b.wait(b.api->get("sb_1")).has_value());
+    CHECK(told == 1);
+    answer = http_answer(200, "{}", date);
+    CHECK(b.wait(b.api->start("sb_1")).has_value());
+    CHECK(told == 2);
+}
+
 TEST_CASE("cloud client: what is not proper HTTP, or too much of it, is a bad answer") {
     for (const std::string& text : strings{
              std::string("SSH-2.0-OpenSSH_9.2\r\n\r\n"),

@@ -129,3 +129,19 @@ TEST_CASE("doubts: dated once, kept for a day, and an open intent keeps its own"
     age_doubts(record, 1'000 + 10 * 86'400);
     CHECK(record.doubts.empty());
 }
+
+TEST_CASE("doubts: one dated by a clock that was ahead begins anew") {
+    sandbox_record record = record_of("a", "c2");
+    record.doubts = {{"c1", 500'000}};
+    age_doubts(record, 1'000);
+    CHECK(record.doubts[0].since == 1'000);
+}
+
+TEST_CASE("listing: the twin of one that was adopted is an orphan still") {
+    sandbox_record adopted = record_of("a", "", "sb_2");
+    const sandbox_record before = record_of("a", "c1");
+    const listing_review review =
+        review_listing({made("sb_1", before, 1), made("sb_2", before, 2)}, {adopted}, "inst");
+    CHECK(ids(review.orphans) == strings{"sb_1"});
+    CHECK(review.late.empty());
+}

@@ -1,5 +1,4 @@
-// Running seconds, costs, savings, budgets, and the clock they go by.
-#include "core/cloud_clock.hpp"
+// Running seconds, costs, savings, and budgets.
 #include "core/money.hpp"
 
 #include <doctest/doctest.h>
@@ -116,16 +115,52 @@ TEST_CASE("money: the budget") {
     }
 }
 
-TEST_CASE("cloud clock: the cloud's word counts, not the local clock's") {
-    cloud_clock clock(ms(1'000), ms(500'000));
-    CHECK_FALSE(clock.heard());
-    CHECK(clock.at(ms(2'000)) == ms(501'000));
-    CHECK_FALSE(clock.ahead(ms(2'000), ms(501'000)));
-    clock.on_date(ms(2'000), ms(900'000));
-    CHECK(clock.at(ms(3'000)) == ms(901'000));
-    CHECK(clock.ahead(ms(3'000), ms(502'000)) == ms(-399'000));
-    clock.on_date(ms(4'000), ms(901'000)); // a second late: the network's
-    CHECK(clock.at(ms(4'000)) == ms(902'000));
-    clock.on_date(ms(4'000), ms(950'000));
-    CHECK(clock.at(ms(4'000)) == ms(950'000));
+TEST_CASE("money: one step counts a day at the most, whatever the clock says") {
+    usage of;
+    ledger total;
+    count(of, total, at(0, true));
+    count(of, total, at(20 * 86'400, true));
+    CHECK(of.seconds == doctest::Approx(86'400));
+}
+
+TEST_CASE("money: a day does not begin twice because a clock goes back") {
+    usage of;
+    ledger total;
+    count(of, total, at(0, true, price, 7));
+    count(of, total, at(10, true, price, 7));
+    count(of, total, at(10, true, price, 6)); // over midnight and back
+    CHECK(total.today_usd == doctest::Approx(0.01));
+    count(of, total, at(10, true, price, 7));
+    CHECK(total.today_usd == doctest::Approx(0.01));
+    total.day = 400; // a clock that was believed, and wrong
+    count(of, total, at(10, true, price, 7));
+    CHECK(total.today_usd == doctest::Approx(0.01));
+    count(of, total, at(10, true, price, 8));
+    CHECK(total.today_usd == doctest::Approx(0));
+}
+
+TEST_CASE("money: what is not seen any more is counted for as long as the platform lets it run") {
+    usage of;
+    ledger total;
+    count(of, total, at(0, true));
+    count(of, total, at(10, true));
+    const auto unseen = [](int second) {
+        observation seen = at(second, true);
+        seen.observed = false;
+        return seen;
+    };
+    count(of, total, unseen(60));
+    CHECK(of.seconds == doctest::Approx(60));
+    count(of, total, unseen(5'000));
+    count(of, total, unseen(50'000));
+    CHECK(of.seconds == doctest::Approx(110));
+    usage gone = of;
+    count(of, total, at(60'000, true)); // it ran all the time
+    CHECK(of.seconds == doctest::Approx(60'000));
+    count(gone, total, at(60'000, false));
+    CHECK(gone.seconds == doctest::Approx(110)); // and nothing twice
+    usage never;
+    count(never, total, unseen(10));
+    count(never, total, unseen(20));
+    CHECK(never.seconds == 0);
 }

@@ -135,3 +135,18 @@ TEST_CASE("record: made for this intent, by whichever attempt") {
         CHECK_FALSE(is_made_for(tagged(tags), record, "inst"));
     }
 }
+
+TEST_CASE("record: the time-out a sandbox was made with goes with it") {
+    sandbox_record record;
+    cloud::sandbox_info info;
+    info.tags = tags_for(record, "inst");
+    CHECK_FALSE(info.tags.contains(std::string(tag::timeout)));
+    CHECK(timeout_tag(info) == std::chrono::seconds(0));
+    record.timeout = std::chrono::seconds(7'200);
+    info.tags = tags_for(record, "inst");
+    CHECK(timeout_tag(info) == record.timeout);
+    for (const char* text : {"", "-1", "5s", " 5", "99999999999"}) {
+        info.tags[std::string(tag::timeout)] = text;
+        CHECK(timeout_tag(info) == std::chrono::seconds(0));
+    }
+}

@@ -1,5 +1,6 @@
 // What outlives the daemon: the records' text, what is kept of a damaged file, and the instance id.
 #include "store/instance.hpp"
+#include "store/key_book.hpp"
 #include "store/state_file.hpp"
 #include "store/state_store.hpp"
 #include "temp_dir.hpp"
@@ -10,6 +11,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <string>
@@ -41,16 +43,24 @@ sandbox_record full_record(std::string task = "session:42") {
     record.created_at = 1'764'400'000;
     record.runs_on = "large";
     record.stopped_since = 1'764'400'001;
-    record.usage = {12.5, 0.25, 1.5, core::milliseconds(77), 3.5, core::milliseconds(78)};
+    record.usage = {12.5,
+                    0.25,
+                    1.5,
+                    core::milliseconds(77),
+                    core::milliseconds(76),
+                    3.5,
+                    core::milliseconds(78)};
     record.owner = {4711, 99, "boot"};
     record.owner_gone = true;
     record.state_lost = true;
     record.doubts = {{"s-0", 5}, {"s-1", 0}};
+    record.holders = {{4711, 99, "boot"}, {4712, 100, "boot"}};
+    record.timeout = std::chrono::seconds(3600);
     return record;
 }
 
 saved_state with(std::vector<sandbox_record> records) {
-    return {std::move(records), {}, {}};
+    return {std::move(records), {}, {}, {}};
 }
 
 bool same(const sandbox_record& a, const sandbox_record& b) {
@@ -64,7 +74,8 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.usage.saving_s == b.usage.saving_s && a.owner.pid == b.owner.pid &&
            a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
            a.owner_gone == b.owner_gone && a.state_lost == b.state_lost &&
-           a.doubts.size() == b.doubts.size();
+           a.doubts.size() == b.doubts.size() && a.holders.size() == b.holders.size() &&
+           a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout;
 }
 
 std::string replaced(std::string text, std::string_view what, std::string_view by) {
@@ -368,12 +379,16 @@ TEST_CASE("state: costs and prices come back, and damaged ones take no sandbox w
     saved_state state = with({full_record()});
     state.ledger = {2026333, 1.25, 20.5, 0.5, 3.5};
     state.prices = {1'764'400'000, {{"small", 0.02}, {"large", 0.08}}};
+    state.clock = {"boot", core::milliseconds(5), core::milliseconds(7)};
     const std::string text = format_state(state);
     const parsed_state parsed = parse_state(text);
     CHECK(parsed.rejected.empty());
     CHECK(parsed.state.ledger.today_usd == 1.25);
     CHECK(parsed.state.ledger.saved_usd == 3.5);
     CHECK(parsed.state.prices.at == state.prices.at);
+    CHECK(parsed.state.clock.boot == "boot");
+    CHECK(parsed.state.clock.elapsed == core::milliseconds(5));
+    CHECK(parsed.state.clock.cloud == core::milliseconds(7));
     CHECK(parsed.state.prices.usd_per_hour == state.prices.usd_per_hour);
     const parsed_state damaged =
         parse_state(replaced(text, "\"today_usd\":", "\"today_usd\":[],\"x\":"));
@@ -392,4 +407,40 @@ TEST_CASE("state: a file of a daemon that kept no account is read") {
     CHECK(parsed.state.records[0].sandbox_id == "sb_1");
     CHECK_FALSE(parsed.state.records[0].state_lost);
     CHECK(parsed.state.prices.at == 0);
+}
+
+TEST_CASE("key book: the keys of digests, over restarts, damage and growth") {
+    const temp_dir dir;
+    const core::sandbox_key odd{"/home/\xC3\xA4\"da\\", "task\n1"};
+    {
+        key_book book(dir.path());
+        book.load();
+        CHECK_FALSE(book.find(core::key_digest(odd)));
+        book.add(odd);
+        book.add(odd);
+        book.add({"p", "t"});
+        CHECK(book.find(core::key_digest(odd)) == odd);
+    }
+    const fs::path file = dir.path() / "sandbox-keys";
+    const std::string text = content_of(file);
+    CHECK(std::count(text.begin(), text.end(), '\n') == 2);
+    write_file(file, "{}\nnothing\n" + text + "{\"profile\":\"to");
+    key_book torn(dir.path());
+    torn.load();
+    CHECK(torn.find(core::key_digest(odd)) == odd);
+    torn.add({"p", "new"});
+    key_book again(dir.path());
+    again.load();
+    CHECK(again.find(core::key_digest({"p", "new"})).has_value());
+
+    std::string many;
+    for (std::size_t i = 0; i < 2 * key_book::most + 1; ++i) {
+        many += "{\"profile\":\"p\",\"task\":\"" + std::to_string(i) + "\"}\n";
+    }
+    write_file(file, many);
+    key_book large(dir.path());
+    large.load();
+    CHECK_FALSE(large.find(core::key_digest({"p", "0"})));
+    CHECK(large.find(core::key_digest({"p", std::to_string(2 * key_book::most)})).has_value());
+    CHECK(content_of(file).size() < many.size());
 }

@@ -1,0 +1,99 @@
+"""A daemon whose key has changed: what the old key made is not touched, not watched, named, and not charged for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import CREATE, DELETE, STOP, living, only_id
+
+Make = Callable[..., Daemon]
+
+
+def ready(peer: Peer) -> None:
+    wait_until(lambda: peer.status()["daemon"]["phase"] == "ready", "it has compared")
+
+
+def mismatch(peer: Peer) -> list[dict[str, Any]]:
+    return [item for item in peer.call("daemon.health")["health"] if item["code"] == "account_mismatch"]
+
+
+def test_they_are_named_and_not_promised_anything(make_daemon: Make, emulator: Emulator) -> None:
+    emulator.config(other_accounts="second-key")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        assert not mismatch(peer)
+    used = only_id(emulator)
+    daemon.kill()
+    daemon.options["idle-stop"] = 0.3
+    daemon.environment["DEEPINFRA_API_KEY"] = "second-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        item = mismatch(peer)[0]
+        assert item["severity"] == "warning" and "default/default" in item["text"] and used in item["text"] and item["hint"]
+        shown = peer.status()["sandboxes"][0]
+        assert "another account" in shown["awake_because"] and shown["idle_s"] is None
+        assert peer.status()["account"]["active"] == 0
+        with pytest.raises(RpcFailure, match="account_mismatch"):
+            peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        assert emulator.sandbox(used)["state"] == "running" and emulator.count(STOP) == 0 == emulator.count(DELETE)
+    daemon.stop()
+    daemon.environment["DEEPINFRA_API_KEY"] = "test-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        assert not mismatch(peer)
+
+
+def test_their_cost_ends_with_their_timeout(make_daemon: Make, emulator: Emulator) -> None:
+    """Seen running two days ago, for the last time: an hour of it is counted, and nothing more an hour."""
+    emulator.config(other_accounts="second-key")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        wait_until(lambda: peer.status()["money"]["today_usd"] > 0, "it costs")
+    daemon.stop()
+    file = daemon.state_dir / "state.json"
+    state = json.loads(file.read_text())
+    before = state["ledger"]["total_usd"]
+    for name in ("counted_to_ms", "seen_at_ms"):
+        state["sandboxes"][0]["usage"][name] -= 2 * 86_400_000
+    file.write_text(json.dumps(state))
+    daemon.environment["DEEPINFRA_API_KEY"] = "second-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        found = peer.status()
+        assert found["money"]["total_usd"] - before == pytest.approx(0.04, abs=0.001)  # an hour of medium
+        assert found["money"]["rate_usd_per_hour"] == 0 and found["sandboxes"][0]["rate_usd_per_hour"] is None
+
+
+def test_one_refusal_lets_no_other_account_in(daemon: Daemon, emulator: Emulator) -> None:
+    emulator.config(other_accounts="second-key")
+    with daemon.peer() as peer:
+        peer.sh("true")
+        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes/catalog")
+        with pytest.raises(RpcFailure, match="unauthorized"):
+            peer.call("plan.list")
+        with pytest.raises(RpcFailure, match="account_mismatch"):
+            peer.call("account.set", {"api_key": "second-key"})
+        assert not [item for item in peer.call("daemon.health")["health"] if item["severity"] == "error"]
+        assert peer.sh("true").returncode == 0
+    assert emulator.count(CREATE) == 1 and len(living(emulator)) == 1
+
+
+def test_nor_does_one_that_cannot_be_asked_again(daemon: Daemon, emulator: Emulator) -> None:
+    emulator.config(other_accounts="second-key")
+    with daemon.peer() as peer:
+        peer.sh("true")
+        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes/catalog")
+        with pytest.raises(RpcFailure, match="unauthorized"):
+            peer.call("plan.list")
+        emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes")
+        with pytest.raises(RpcFailure, match="account_mismatch"):
+            peer.call("account.set", {"api_key": "second-key"})

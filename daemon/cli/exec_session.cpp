@@ -213,7 +213,8 @@ private:
             code_ = 128 + SIGPIPE;
             return;
         }
-        if (error != EPIPE) {
+        reader_gone_ = error == EPIPE;
+        if (!reader_gone_) {
             trouble_ = text;
             unwritten_ = true;
         }
@@ -342,8 +343,10 @@ private:
             std::max<std::int64_t>(integer_of(*exit_, "output_bytes").value_or(0), 0);
         const auto end = static_cast<std::uint64_t>(total);
         const exec_ending ending = read_ending(*exit_, output_.missing(end));
-        for (const std::string& remark : ending.remarks)
-            notices_.say(remark);
+        if (!reader_gone_) { // else what output lacks is nobody's concern
+            for (const std::string& remark : ending.remarks)
+                notices_.say(remark);
+        }
         if (unwritten_) {
             throw failure(exit_code::failed, trouble_,
                           "`deepinfra-sandboxd attach " + call_.exec_id + "` shows it again");
@@ -374,7 +377,8 @@ private:
 
     exec_output output_;
     std::optional<stdin_feed> stdin_;
-    std::string trouble_;    // why the command was ended, other than by request
+    std::string trouble_; // why the command was ended, other than by request
+    bool reader_gone_ = false;
     bool unwritten_ = false; // output was thrown away that somebody wanted
 
     int interrupts_ = 0;

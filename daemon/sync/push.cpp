@@ -132,7 +132,13 @@ private:
         for (int round = 0; !plan_.todo().empty() && round < most_rounds; ++round) {
             plan_.unsettle();
             co_await save();
-            co_await send_round();
+            try {
+                co_await send_round();
+            } catch (const parts_lost&) {
+                // By what an earlier daemon had left at work there, which swept: it comes to an
+                // end.
+                if (round + 1 == most_rounds) throw;
+            }
         }
         plan_.give_up_the_rest();
     }

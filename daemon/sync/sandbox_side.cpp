@@ -94,6 +94,12 @@ void sandbox_side::fail(const helper_error& error) const {
     if (error.name == "outside") {
         fail({error_name::path_outside_workspace, "the path leads out of what can be transferred"});
     }
+    if (error.name == "parts_missing") {
+        parts_lost told({error_name::sync_failed,
+                         "what was sent was removed in the sandbox before it was unpacked"});
+        told.sandbox_id = sandbox_id_;
+        throw told;
+    }
     fail({error_name::sync_failed, "in the sandbox: " + detail});
 }
 

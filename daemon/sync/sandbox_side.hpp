@@ -20,6 +20,12 @@
 
 namespace sandboxd::sync {
 
+// What was sent is not there any more to be unpacked. Sending it again helps.
+class parts_lost : public rpc_error {
+public:
+    explicit parts_lost(const rpc_error& why) : rpc_error(why) {}
+};
+
 // The platform says that the sandbox is not running, or not there: it has to be looked at, and the
 // transfer begun anew.
 class sandbox_lost : public rpc_error {

@@ -19,8 +19,9 @@ started started_of(std::string_view text) noexcept {
 
 // As a shell tells a signal.
 constexpr int signal_base = 128;
-constexpr milliseconds least_visit{
-    1'000}; // of a follower that leaves by itself without having brought anything
+// Of a follower that leaves by itself without having brought anything. The shortest that is asked
+// for is 1 s, of which its first word takes a little.
+constexpr milliseconds least_visit{500};
 
 } // namespace
 

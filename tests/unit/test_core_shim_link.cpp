@@ -259,6 +259,18 @@ TEST_CASE("shim link: whoever gets a place among the crowd now and then goes on"
     }
 }
 
+TEST_CASE("shim link: a silent command is followed a second at a time, counted from the start") {
+    shim_link link = greeted();
+    milliseconds now = at;
+    for (int i = 0; i < 100; ++i) {
+        now += milliseconds(997);
+        REQUIRE(text_of(link.on_frame(now, note("more why=seconds pos=0"))) == "follow");
+        link.on_answering();
+        now += milliseconds(3);
+        REQUIRE(text_of(link.on_frame(now, greeting())) == "read");
+    }
+}
+
 TEST_CASE("shim link: a connection that was let go of is followed by another one") {
     shim_link link = greeted();
     link.on_frame(at, piece(0, "abc"));

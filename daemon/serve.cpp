@@ -118,7 +118,8 @@ int serve(const sys::settings& settings) {
                          {.limits = limits,
                           .stop_if_unkillable = settings.stop_if_unkillable,
                           .state_dir = settings.state_dir,
-                          .marks = &files});
+                          .marks = &files,
+                          .shims = {.spool_grace = settings.spool_grace}});
     exec::inside_probe inside(executor, account, execs.shims());
     manager.look_inside_with(inside);
     rpc::services parts{.account = account,

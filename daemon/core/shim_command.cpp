@@ -6,6 +6,7 @@
 #include "base/utf8.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace sandboxd::core {
@@ -162,14 +163,31 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
 
 std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id,
                                      std::uint64_t from, const std::string& digest,
-                                     std::chrono::seconds longest, bool attended) {
-    std::vector<std::string> argv{
-        shim,       "follow", exec_id,         std::to_string(from),
-        "--digest", digest,   "--max-seconds", std::to_string(longest.count())};
+                                     std::chrono::seconds longest, std::uint64_t most,
+                                     bool attended) {
+    std::vector<std::string> argv{shim,
+                                  "follow",
+                                  exec_id,
+                                  std::to_string(from),
+                                  "--digest",
+                                  digest,
+                                  "--max-seconds",
+                                  std::to_string(longest.count()),
+                                  "--max-bytes",
+                                  std::to_string(most)};
     if (!attended) {
         argv.emplace_back("--unattended");
     }
     return argv;
+}
+
+void bound_run(std::vector<std::string>& argv, std::uint64_t most,
+               std::chrono::milliseconds grace) {
+    constexpr std::ptrdiff_t behind_id = 3; // shim run ID
+    const std::vector<std::string> options{"--max-bytes", std::to_string(most), "--spool-grace-ms",
+                                           std::to_string(grace.count())};
+    argv.insert(argv.begin() + std::min<std::ptrdiff_t>(behind_id, std::ssize(argv)),
+                options.begin(), options.end());
 }
 
 std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,

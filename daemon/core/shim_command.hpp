@@ -39,11 +39,17 @@ prepared_command shim_run(const std::string& shim, const std::string& exec_id,
                           const std::vector<std::string>& acknowledged, std::uint64_t spool,
                           const std::vector<std::string>& marks = {});
 
-// Never starts anything. Unattended: it is only watched, and what it prints beyond its spool may be
-// given up.
+// Never starts anything. `most`: as for bound_run. Unattended: it is only watched, and what it
+// prints beyond its spool may be given up.
 std::vector<std::string> shim_follow(const std::string& shim, const std::string& exec_id,
                                      std::uint64_t from, const std::string& digest,
-                                     std::chrono::seconds longest, bool attended);
+                                     std::chrono::seconds longest, std::uint64_t most,
+                                     bool attended);
+
+// What is decided only when a call of `shim run` is sent. `most`: bytes printed by one follower,
+// which then leaves by itself. `grace`: after so long a full spool that nobody attends gives up its
+// oldest bytes.
+void bound_run(std::vector<std::string>& argv, std::uint64_t most, std::chrono::milliseconds grace);
 
 // Output before `pos` is safe and may be forgotten.
 std::vector<std::string> shim_acknowledge(const std::string& shim, const std::string& exec_id,

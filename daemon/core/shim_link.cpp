@@ -18,8 +18,9 @@ started started_of(std::string_view text) noexcept {
     return text == "yes" ? started::yes : text == "no" ? started::no : started::unknown;
 }
 
-constexpr milliseconds least_visit{
-    1'000}; // of a follower that leaves by itself without having brought anything
+// Of a follower that leaves by itself without having brought anything. The shortest that is asked
+// for is 1 s, of which its first word takes a little.
+constexpr milliseconds least_visit{500};
 
 } // namespace
 
@@ -144,7 +145,26 @@ shim_link::step shim_link::puzzled(milliseconds now, std::string_view why) {
     return again(now, why);
 }
 
+// The runner lives, and serves as many as it can. That passes, so it is no answer that makes no
+// sense; and the command is not given up for it before it would be for an outage.
+shim_link::step shim_link::crowded(milliseconds now) {
+    if (!crowded_since_) {
+        crowded_since_ = now;
+    }
+    if (now - *crowded_since_ >= limits_.outage) {
+        return lost("its runner in the sandbox has had no place for a follower for " +
+                        std::to_string((now - *crowded_since_).count() / 1000) + " s",
+                    started::yes);
+    }
+    return again(now, "too many follow the command");
+}
+
 shim_link::step shim_link::on_waited() {
+    return next_post();
+}
+
+shim_link::step shim_link::on_let_go() {
+    greeted_at_.reset();
     return next_post();
 }
 
@@ -153,6 +173,11 @@ shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, 
         doubt();
     }
     mute_ += greeted_at_ ? 0 : 1;
+    // A follower that nobody reads when its time is up leaves without a last word.
+    if (long_visit(now)) {
+        puzzles_ = 0;
+        retry_.reset();
+    }
     // Not one word: perhaps the shim is not there. Putting it there starts nothing.
     if (!greeted_at_ && !tried_install_) {
         return act(action::install);
@@ -194,6 +219,9 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
         spoken_ = true;
         tried_install_ = false;
         greeted_at_ = now;
+        if (note.text("state") == "new" || note.text("state") == "attached") {
+            crowded_since_.reset();
+        }
         if (const auto pos = note.number("pos"); pos && *pos != pos_) {
             return puzzled(now, "the shim went on at another place than asked for");
         }
@@ -320,6 +348,9 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
 // What it says of the start holds for this one call only.
 shim_link::step shim_link::on_error(milliseconds now, const shim_note& note) {
     const std::string name(note.text("name"));
+    if (name == "busy") {
+        return crowded(now);
+    }
     const bool other = name == "id_in_use"; // ours would have had the same digest
     if (heard_before_ || data_seen_ || (doubtful_ && !other)) {
         return puzzled(now, "the shim failed: " + name);

@@ -72,6 +72,8 @@ public:
     step on_cut(milliseconds now, std::string_view why);      // the stream ended without one
     step on_nonsense(milliseconds now, std::string_view why); // what came is not what a shim prints
     step on_waited();
+    // We have closed the connection ourselves, as nobody read it any more.
+    step on_let_go();
 
     // After `ended`.
     const exec_exit& exit() const noexcept { return exit_; }
@@ -95,6 +97,7 @@ private:
     void doubt(); // a `run` may have taken effect, now or later
     step again(milliseconds now, std::string_view why, milliseconds at_least = milliseconds(0));
     step puzzled(milliseconds now, std::string_view why);
+    step crowded(milliseconds now);
     step lost(std::string why, started ran);
     step ended(exec_exit exit);
     step on_note(milliseconds now, const shim_note& note);
@@ -125,6 +128,7 @@ private:
     int puzzles_ = 0;
     int reruns_ = 0;
     std::optional<milliseconds> silent_since_;
+    std::optional<milliseconds> crowded_since_;
     std::string last_trouble_;
     exec_exit exit_;
     backoff retry_{milliseconds(50), milliseconds(10'000)};

@@ -1,7 +1,6 @@
 #include "exec/input.hpp"
 
 #include "core/backoff.hpp"
-#include "exec/shim_call.hpp"
 #include "exec/upload.hpp"
 
 #include <boost/asio/co_spawn.hpp>
@@ -24,6 +23,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t most_waiting = 8;
+constexpr std::chrono::seconds written_wait{20};     // the shim's, for the command to take a piece
 constexpr std::size_t together = 4U << 20;           // bytes handed over at once
 constexpr std::uint64_t most_collected = 100U << 20; // bytes: what one PUT takes (P)
 
@@ -308,8 +308,8 @@ asio::awaitable<shim_reply> command_input::tell(std::uint64_t offset,
     std::vector<std::string> argv =
         core::shim_stdin(with_.keeper.path(), with_.exec_id, offset, piece);
     std::string wanted = "stdin";
-    co_return co_await call_shim(with_.executor, with_.account, sandbox_id_, std::move(argv),
-                                 std::move(wanted));
+    co_return co_await with_.keeper.call(sandbox_id_, std::move(argv), std::move(wanted),
+                                         written_wait);
 }
 
 // Nothing: not now.

@@ -72,7 +72,7 @@ public:
     struct parts {
         boost::asio::any_io_executor executor;
         sandbox::account& account;
-        const shim_keeper& keeper;
+        shim_keeper& keeper;
         std::string exec_id;
         std::filesystem::path directory; // for files
         std::optional<std::uint64_t> script_size;

@@ -106,17 +106,23 @@ asio::awaitable<void> inside_probe::keep_awake(std::string sandbox_id) {
     if (!keeper_.unusable(sandbox_id) || account_.held_back()) {
         co_return; // followers of the shim leave and come back often enough
     }
+    using namespace asio::experimental::awaitable_operators;
     const std::vector<std::string> nothing{"/bin/true"};
     auto sent = co_await account_.cloud().exec(sandbox_id, nothing, ps_limit);
     account_.observe(sent);
-    if (sent.has_value()) {
-        const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    if (!sent.has_value()) {
+        co_return;
+    }
+    const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    const auto ends = [&]() -> asio::awaitable<void> {
         for (bool going_on = true; going_on;) {
             const cloud::exec_event event = co_await stream->next();
             going_on = std::holds_alternative<cloud::exec_output>(event) ||
                        std::holds_alternative<cloud::exec_heartbeat>(event);
         }
-    }
+    };
+    asio::steady_timer timer(executor_, patience);
+    co_await (ends() || timer.async_wait(asio::use_awaitable));
 }
 
 } // namespace sandboxd::exec

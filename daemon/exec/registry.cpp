@@ -20,7 +20,7 @@ registry::registry(boost::asio::any_io_executor executor, sandbox::manager& mana
               options.stop_if_unkillable,
               [this](const core::exec_record& record) { keep(record); },
               options.marks},
-      shims_(executor, account), journal_(options.state_dir) {}
+      shims_(executor, account, options.shims), journal_(options.state_dir) {}
 
 void registry::restore() {
     std::vector<core::exec_record> records = journal_.load();

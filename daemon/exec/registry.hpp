@@ -23,6 +23,7 @@ struct registry_options {
     bool stop_if_unkillable = true; // see surroundings
     std::filesystem::path state_dir;
     core::mark_board* marks = nullptr; // see surroundings
+    keeper_options shims;
 };
 
 class registry {

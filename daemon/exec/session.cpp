@@ -284,6 +284,7 @@ asio::awaitable<void> session::acquire() {
     if (lease_.how().created) {
         around_.shims.note_new(sandbox_id());
     }
+    around_.shims.note_use(sandbox_id(), record_.generation);
     apply(fsm_.on_acquired());
     if (fsm_.done()) {
         lease_.release(); // cancelled at the last moment

@@ -254,6 +254,7 @@ void session::end_feeds() {
     const std::vector<std::shared_ptr<feed>> all = feeds_;
     for (const std::shared_ptr<feed>& each : all) {
         if (each->over_) {
+            each->queue_.finish(output_end()); // it may have been given up before the end
             each->ready();
             continue;
         }

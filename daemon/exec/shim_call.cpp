@@ -36,26 +36,11 @@ asio::awaitable<void> read_rest(asio::any_io_executor executor,
     co_await (rest() || patience.async_wait(asio::use_awaitable));
 }
 
-} // namespace
-
-void read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
-    asio::co_spawn(executor, read_rest(executor, std::move(stream)), asio::detached);
-}
-
-asio::awaitable<shim_reply> call_shim(asio::any_io_executor executor, sandbox::account& account,
-                                      std::string sandbox_id, std::vector<std::string> argv,
-                                      std::string wanted) {
+asio::awaitable<shim_reply> read_reply(cloud::exec_stream& stream, const std::string& wanted) {
     shim_reply reply;
-    auto sent = co_await account.cloud().exec(sandbox_id, std::move(argv), call_limit);
-    account.observe(sent);
-    if (!sent.has_value()) {
-        reply.failure = sent.error();
-        co_return reply;
-    }
-    std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
     core::shim_parser parser;
     for (;;) {
-        const cloud::exec_event event = co_await stream->next();
+        const cloud::exec_event event = co_await stream.next();
         if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
             reply.failure = cut->why;
         }
@@ -71,12 +56,44 @@ asio::awaitable<shim_reply> call_shim(asio::any_io_executor executor, sandbox::a
             auto* note = std::get_if<core::shim_note>(&*frame);
             if (note != nullptr && (note->name == wanted || note->name == "error")) {
                 reply.note = std::move(*note);
-                read_to_the_end(executor, std::move(stream));
                 co_return reply;
             }
         }
         reply.spoke = parser.hello_seen();
     }
+}
+
+} // namespace
+
+void read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
+    asio::co_spawn(executor, read_rest(executor, std::move(stream)), asio::detached);
+}
+
+asio::awaitable<shim_reply> call_shim(asio::any_io_executor executor, sandbox::account& account,
+                                      std::string sandbox_id, std::vector<std::string> argv,
+                                      std::string wanted, std::chrono::milliseconds patience) {
+    using namespace asio::experimental::awaitable_operators;
+    auto sent = co_await account.cloud().exec(sandbox_id, std::move(argv), call_limit);
+    account.observe(sent);
+    if (!sent.has_value()) {
+        shim_reply refused;
+        refused.failure = sent.error();
+        co_return refused;
+    }
+    std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
+    asio::steady_timer timer(executor, patience);
+    auto first = co_await (read_reply(*stream, wanted) || timer.async_wait(asio::use_awaitable));
+    if (first.index() != 0) {
+        shim_reply late;
+        late.failure = cloud::failure{cloud::failure_kind::interrupted, 0,
+                                      "the sandbox did not answer in time", std::nullopt};
+        co_return late;
+    }
+    shim_reply reply = std::move(std::get<0>(first));
+    if (reply.note) {
+        read_to_the_end(executor, std::move(stream));
+    }
+    co_return reply;
 }
 
 } // namespace sandboxd::exec

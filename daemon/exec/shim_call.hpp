@@ -8,6 +8,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,12 +20,17 @@ struct shim_reply {
     std::optional<core::shim_note> note;   // the frame that was wanted, or an `error`
     std::optional<cloud::failure> failure; // else: the request failed, or its stream was cut
     bool spoke = false;                    // else: the shim has said something, but not that
+
+    // Not a word: the shim may not be there.
+    bool silent() const noexcept { return !note && !failure && !spoke; }
 };
 
-// `wanted`: the frame's name.
+// `wanted`: the frame's name. `patience`: from the beginning of the platform's answer to that
+// frame; after that it is a failure.
 boost::asio::awaitable<shim_reply> call_shim(boost::asio::any_io_executor executor,
                                              sandbox::account& account, std::string sandbox_id,
-                                             std::vector<std::string> argv, std::string wanted);
+                                             std::vector<std::string> argv, std::string wanted,
+                                             std::chrono::milliseconds patience);
 
 // The shim has said its last word and the platform is about to: reading that too gives the
 // connection back to the pool, where the next command finds it warm. Goes on by itself.

@@ -5,6 +5,9 @@
 #include "core/shim_frames.hpp"
 #include "shim/shim_binary.hpp"
 
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -15,24 +18,53 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::chrono::seconds install_patience{60};
+constexpr std::chrono::seconds install_limit{60}; // the platform's clock for it
+constexpr int answered = 200;
 constexpr std::size_t most_told =
     1024; // of one sandbox; what is forgotten beyond that stays in the sandbox for a day
 
 constexpr std::uint64_t sandbox_spool = 1U << 30;   // bytes, all commands of a sandbox together
 constexpr std::uint64_t largest_spool = 256U << 20; // bytes, of one
-constexpr std::uint64_t smallest_spool = 1U << 20;
+
+std::chrono::milliseconds now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now().time_since_epoch());
+}
+
+// It passes, or so it is hoped: whoever asked may ask again. `status`: 0 where nothing was
+// answered.
+cloud::failure not_in_place(const std::string& why, int status = 0) {
+    return {cloud::failure_kind::unreachable, status, "the shim could not be put in place: " + why,
+            std::nullopt};
+}
+
+install_outcome outcome_of(core::shim_presence::finding found) {
+    install_outcome outcome;
+    switch (found.what) {
+    case core::shim_presence::verdict::works:
+        outcome.installed = true;
+        break;
+    case core::shim_presence::verdict::unusable:
+        outcome.unusable = std::move(found.why);
+        break;
+    case core::shim_presence::verdict::failed:
+        outcome.failure = not_in_place(found.why, answered);
+        break;
+    }
+    return outcome;
+}
 
 } // namespace
 
-shim_keeper::shim_keeper(asio::any_io_executor executor, sandbox::account& account)
-    : executor_(std::move(executor)), account_(account),
+shim_keeper::shim_keeper(asio::any_io_executor executor, sandbox::account& account,
+                         keeper_options options)
+    : executor_(std::move(executor)), account_(account), options_(options),
       path_(core::shim_path(shim::hash().substr(0, 16))) {}
 
 shim_keeper::place& shim_keeper::at(const std::string& sandbox_id) {
     std::shared_ptr<place>& slot = places_[sandbox_id];
     if (!slot) {
-        slot = std::make_shared<place>(executor_);
+        slot = std::make_shared<place>(executor_, options_.look_again);
     }
     return *slot;
 }
@@ -59,13 +91,23 @@ asio::awaitable<install_outcome> shim_keeper::install(std::string sandbox_id) {
         }
     };
     here->last = {};
-    here->last.failure = cloud::failure{cloud::failure_kind::unreachable, 0,
-                                        "the installation was given up", std::nullopt};
+    here->last.failure = not_in_place("the installation was given up");
     const guard installing(*here);
-    install_outcome outcome = co_await put_and_probe(sandbox_id);
-    here->unusable = outcome.unusable;
+    install_outcome outcome = co_await install_in_time(sandbox_id);
     here->last = outcome;
     co_return outcome;
+}
+
+asio::awaitable<install_outcome> shim_keeper::install_in_time(std::string sandbox_id) {
+    using namespace asio::experimental::awaitable_operators;
+    asio::steady_timer patience(executor_, options_.install);
+    auto first = co_await (put_and_probe(sandbox_id) || patience.async_wait(asio::use_awaitable));
+    if (first.index() == 0) {
+        co_return std::move(std::get<0>(first));
+    }
+    install_outcome late;
+    late.failure = not_in_place("the sandbox did not answer in time");
+    co_return late;
 }
 
 asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_id) {
@@ -78,7 +120,7 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
         co_return outcome;
     }
     auto sent = co_await account_.cloud().exec(sandbox_id, core::shim_install(uploaded, path_),
-                                               install_patience);
+                                               install_limit);
     account_.observe(sent);
     if (!sent.has_value()) {
         outcome.failure = sent.error();
@@ -91,18 +133,15 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
         const cloud::exec_event event = co_await stream->next();
         if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
             if (output->is_stderr) {
-                said += output->text.substr(0, 200);
+                said += output->text.substr(0, 200 - std::min<std::size_t>(said.size(), 200));
                 continue;
             }
             parser.feed(output->text);
             while (const std::optional<core::shim_frame> frame = parser.next()) {
                 const auto* note = std::get_if<core::shim_note>(&*frame);
                 if (note != nullptr && note->name == "probe") {
-                    outcome.installed = note->number("ok") == 1U;
-                    if (!outcome.installed) {
-                        outcome.unusable = "the sandbox lacks what the shim needs";
-                    }
-                    co_return outcome;
+                    co_return outcome_of(
+                        at(sandbox_id).presence.on_probe(now(), note->number("ok") == 1U));
                 }
             }
             continue;
@@ -112,36 +151,51 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
             co_return outcome;
         }
         if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            outcome.unusable = "the shim does not run there (code " +
-                               std::to_string(exited->returncode) +
-                               (said.empty() ? "" : ": " + said) + ")";
-            co_return outcome;
+            co_return outcome_of(
+                at(sandbox_id).presence.on_exited(now(), exited->returncode, said));
         }
         if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-            outcome.unusable = "the shim does not run there (" + refused->message + ")";
+            outcome.failure = not_in_place(refused->message, answered);
             co_return outcome;
         }
     }
+}
+
+asio::awaitable<shim_reply> shim_keeper::call(std::string sandbox_id, std::vector<std::string> argv,
+                                              std::string wanted, std::chrono::milliseconds more) {
+    const std::chrono::milliseconds patience = options_.answer + more;
+    shim_reply reply = co_await call_shim(executor_, account_, sandbox_id, argv, wanted, patience);
+    if (reply.silent()) {
+        const install_outcome put_back = co_await install(sandbox_id);
+        if (put_back.installed) {
+            reply = co_await call_shim(executor_, account_, sandbox_id, argv, wanted, patience);
+        }
+    }
+    co_return reply;
+}
+
+void shim_keeper::note_use(const std::string& sandbox_id, std::uint64_t generation) {
+    at(sandbox_id).presence.on_use(generation, now());
 }
 
 bool shim_keeper::may_be_there(const std::string& sandbox_id) const {
     const auto found = places_.find(sandbox_id);
-    return found == places_.end() || !found->second->is_new || found->second->last.installed;
+    return found == places_.end() || found->second->presence.may_be_there();
 }
 
 std::optional<std::string> shim_keeper::unusable(const std::string& sandbox_id) const {
     const auto found = places_.find(sandbox_id);
-    if (found == places_.end() || found->second->unusable.empty()) {
+    if (found == places_.end() || found->second->presence.unusable().empty()) {
         return std::nullopt;
     }
-    return found->second->unusable;
+    return found->second->presence.unusable();
 }
 
 std::map<std::string, std::string> shim_keeper::all_unusable() const {
     std::map<std::string, std::string> all;
     for (const auto& [sandbox_id, here] : places_) {
-        if (!here->unusable.empty()) {
-            all.emplace(sandbox_id, here->unusable);
+        if (!here->presence.unusable().empty()) {
+            all.emplace(sandbox_id, here->presence.unusable());
         }
     }
     return all;
@@ -149,7 +203,7 @@ std::map<std::string, std::string> shim_keeper::all_unusable() const {
 
 void shim_keeper::set_unusable(const std::string& sandbox_id, std::string why) {
     spdlog::warn("sandbox {}: commands run without the shim: {}", sandbox_id, why);
-    at(sandbox_id).unusable = std::move(why);
+    at(sandbox_id).presence.on_unusable(now(), std::move(why));
 }
 
 void shim_keeper::runner_gone(const std::string& sandbox_id) {

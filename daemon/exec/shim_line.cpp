@@ -25,6 +25,11 @@ using link = core::shim_link;
 constexpr std::chrono::seconds platform_cap{
     1800}; // on one command (P); the shim leaves well before
 constexpr std::chrono::seconds tell_again{2};
+constexpr std::chrono::seconds word_takes{15}; // with one that was stalled before it
+// A connection may be so much older than its follower was allowed to become.
+constexpr std::chrono::seconds least_farewell{2};
+constexpr int farewell_part = 20;
+constexpr std::chrono::seconds look_at_age_again{1};
 constexpr std::uint64_t spool_part = 4; // so much of the spool is acknowledged at a time
 
 std::chrono::milliseconds now() {
@@ -38,13 +43,15 @@ shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, 
                      plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
       link_(plan_.installed, plan_.from, plan_.cwd), step_(link_.begin()),
-      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_) {
+      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_),
+      age_(executor_) {
     if (core::kernel_size(plan_.run.argv) > core::least_arguments) {
         link_.expect_long_arguments();
     }
 }
 
 asio::awaitable<line_opened> shim_line::open() {
+    const reading under_way(*this);
     for (;;) {
         if (step_.what == link::action::refused) {
             co_return line_opened(*step_.failure);
@@ -60,6 +67,7 @@ asio::awaitable<line_opened> shim_line::open() {
 }
 
 asio::awaitable<line_event> shim_line::next() {
+    const reading under_way(*this);
     for (;;) {
         if (step_.what == link::action::deliver) {
             line_output piece{step_.data.is_stderr,
@@ -86,6 +94,7 @@ void shim_line::hang_up() noexcept {
         read_to_the_end(executor_, std::move(stream_));
     }
     stream_.reset();
+    age_.cancel();
 }
 
 asio::awaitable<link::step> shim_line::perform(link::step step) {
@@ -146,9 +155,11 @@ asio::awaitable<link::step> shim_line::post(bool run) {
         posted(true);
     }
     std::vector<std::string> argv = plan_.run.argv;
-    if (!run) {
+    if (run) {
+        core::bound_run(argv, keeper_.output().most(), spool_grace());
+    } else {
         argv = core::shim_follow(keeper_.path(), plan_.exec_id, link_.pos(), plan_.digest,
-                                 plan_.longest, plan_.attended);
+                                 plan_.longest, keeper_.output().most(), plan_.attended);
     }
     auto sent = co_await account_.cloud().exec(plan_.sandbox_id, std::move(argv), platform_cap);
     account_.observe(sent);
@@ -156,7 +167,39 @@ asio::awaitable<link::step> shim_line::post(bool run) {
         co_return link_.on_post_failed(now(), sent.error());
     }
     stream_ = std::move(*sent);
+    received_ = 0;
+    watch_age(plan_.longest +
+              std::max<std::chrono::milliseconds>(least_farewell, plan_.longest / farewell_part));
     co_return link_.on_answering();
+}
+
+// For a client that reads slowly a word is sent as often as `longest` (see still_here). In between,
+// also when one of them is slow or has to be said again, it must not be taken for one that is gone.
+std::chrono::milliseconds shim_line::spool_grace() const {
+    return std::max<std::chrono::milliseconds>(keeper_.spool_grace(),
+                                               2 * plan_.longest + word_takes);
+}
+
+// The follower leaves by itself, but its last words may be stuck behind what the client does not
+// read. A connection that the platform still holds open would be ended at its own cap, with
+// whatever the platform chooses to kill. What came and was not read comes again.
+void shim_line::watch_age(std::chrono::milliseconds left) {
+    if (plan_.longest.count() == 0) {
+        return;
+    }
+    age_.expires_after(left);
+    age_.async_wait([weak = weak_from_this()](boost::system::error_code error) {
+        const std::shared_ptr<shim_line> self = weak.lock();
+        if (error || !self || !self->stream_) {
+            return;
+        }
+        if (self->reading_ || self->step_.what != link::action::read || !self->link_.heard()) {
+            self->watch_age(look_at_age_again);
+            return;
+        }
+        self->stream_.reset();
+        self->step_ = self->link_.on_let_go();
+    });
 }
 
 // Nothing: it did not come in time.
@@ -197,6 +240,7 @@ asio::awaitable<link::step> shim_line::read() {
             co_return link_.on_cut(now(), "no sign of life from the sandbox");
         }
         if (const auto* output = std::get_if<cloud::exec_output>(&*event)) {
+            received_ += output->text.size();
             if (!output->is_stderr) { // the shim says nothing there
                 parser_.feed(output->text);
             }
@@ -205,6 +249,7 @@ asio::awaitable<link::step> shim_line::read() {
             co_return link_.on_terminal(
                 now(), "the shim ended with code " + std::to_string(exited->returncode), never_ran);
         } else if (const auto* error = std::get_if<cloud::exec_refused>(&*event)) {
+            keeper_.output().on_ended(error->message, received_);
             co_return link_.on_terminal(now(), error->message, false);
         } else if (const auto* cut = std::get_if<cloud::exec_cut>(&*event)) {
             co_return link_.on_cut(now(), cut->why.message);
@@ -217,23 +262,8 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
         given_up_ = true;
         co_return kill_outcome{"", core::kill_reach::before_start};
     }
-    std::optional<kill_outcome> outcome = co_await try_kill(signal);
-    if (!outcome) {
-        const install_outcome put_back =
-            co_await keeper_.install(plan_.sandbox_id); // a command may have removed it
-        if (put_back.installed) {
-            outcome = co_await try_kill(signal);
-        }
-    }
-    co_return outcome.value_or(
-        kill_outcome{"the shim did not say how the killing went", core::kill_reach::so_far, true});
-}
-
-// Nothing: the shim did not say a word.
-asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_signal signal) {
-    const shim_reply reply =
-        co_await call_shim(executor_, account_, plan_.sandbox_id,
-                           core::shim_kill(keeper_.path(), plan_.exec_id, signal), "killed");
+    const shim_reply reply = co_await keeper_.call(
+        plan_.sandbox_id, core::shim_kill(keeper_.path(), plan_.exec_id, signal), "killed");
     kill_outcome outcome;
     if (reply.note && reply.note->name == "killed" && reply.note->text("confirmed") == "yes") {
         const std::string_view was = reply.note->text("was");
@@ -249,11 +279,9 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
         // A sandbox that does not run has nothing running in it.
         const bool stands = reply.failure->kind == cloud::failure_kind::conflict;
         outcome.why = stands ? "" : reply.failure->message;
-    } else if (reply.spoke) {
+    } else {
         outcome.why = "the shim did not say how the killing went";
         outcome.unkillable = true;
-    } else {
-        co_return std::nullopt;
     }
     co_return outcome;
 }
@@ -261,18 +289,25 @@ asio::awaitable<std::optional<kill_outcome>> shim_line::try_kill(core::kill_sign
 // Rarely: only for commands that print more than the shim keeps does it matter when.
 void shim_line::acknowledged(std::uint64_t pos) {
     safe_pos_ = std::max(safe_pos_, pos);
-    const std::uint64_t enough = spool_full_ ? 1 : plan_.spool / spool_part;
-    if (safe_pos_ >= told_pos_ + std::max<std::uint64_t>(enough, 1)) {
+    const std::uint64_t spool = std::max(plan_.spool, shim_keeper::smallest_spool);
+    if (safe_pos_ >= told_pos_ + (spool_full_ ? 1 : spool / spool_part)) {
         acknowledge_soon();
     }
 }
 
 // Where the sandbox's disk is full, its spool is a few megabytes of memory, whatever was planned.
+// What an earlier daemon has planned is known to the runner alone.
 void shim_line::note_spool(const core::shim_frame& frame) {
     const auto* note = std::get_if<core::shim_note>(&frame);
-    if (note != nullptr && note->name == "full") {
+    if (note == nullptr) {
+        return;
+    }
+    if (note->name == "full") {
         spool_full_ = true;
         acknowledged(safe_pos_);
+    }
+    if (const auto most = note->number("spool"); most && plan_.spool == 0) {
+        plan_.spool = *most;
     }
 }
 
@@ -319,9 +354,8 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
 }
 
 asio::awaitable<bool> shim_line::send_acknowledgement(std::uint64_t pos) {
-    const shim_reply reply =
-        co_await call_shim(executor_, account_, plan_.sandbox_id,
-                           core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), "acked");
+    const shim_reply reply = co_await keeper_.call(
+        plan_.sandbox_id, core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), "acked");
     co_return reply.note&& reply.note->name == "acked";
 }
 

@@ -14,7 +14,10 @@
 #include "sandbox/account.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/steady_timer.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +39,8 @@ public:
         bool attended = true;
         std::vector<std::string> marks;    // that `run` asks for
         core::mark_board* board = nullptr; // is told what was in them
-        std::uint64_t spool = 0;           // bytes, most that the sandbox keeps of its output
+        std::uint64_t spool = 0;           // bytes, most that the sandbox keeps of its output; 0:
+                                           // as its runner says
         // Of a connection, before it is taken for dead: three of the shim's keepalives.
         std::chrono::milliseconds silence{45'000};
     };
@@ -57,11 +61,24 @@ public:
     bool attached() const noexcept override { return false; }
 
 private:
+    // While next() or open() is under way.
+    class reading {
+    public:
+        explicit reading(shim_line& of) : of_(of) { of_.reading_ = true; }
+        reading(const reading&) = delete;
+        reading& operator=(const reading&) = delete;
+        ~reading() { of_.reading_ = false; }
+
+    private:
+        shim_line& of_;
+    };
+
     boost::asio::awaitable<core::shim_link::step> perform(core::shim_link::step step);
     boost::asio::awaitable<core::shim_link::step> post(bool run);
     boost::asio::awaitable<core::shim_link::step> read();
     boost::asio::awaitable<std::optional<cloud::exec_event>> next_event();
-    boost::asio::awaitable<std::optional<kill_outcome>> try_kill(core::kill_signal signal);
+    std::chrono::milliseconds spool_grace() const;
+    void watch_age(std::chrono::milliseconds left);
     void note_spool(const core::shim_frame& frame);
     void note_marks(const core::shim_frame& frame);
     void acknowledge_soon();
@@ -83,6 +100,9 @@ private:
     bool spool_full_ = false;    // or half full: it waits for a word before long
     bool tell_now_ = false;
     bool telling_ = false;
+    bool reading_ = false;
+    std::uint64_t received_ = 0; // on this connection
+    boost::asio::steady_timer age_;
 };
 
 } // namespace sandboxd::exec

@@ -3,8 +3,8 @@
 //
 // It asks for one portion at a time, when the one before is printed: that is the whole flow
 // control. It owns nothing that matters and may be killed at any time. It leaves when all is said,
-// when its limits are reached, when a newer follower takes over, and at once when nobody reads its
-// stdout any more.
+// when its limits are reached (also while it waits for its reader), when a newer follower takes
+// over, and at once when nobody reads its stdout any more.
 #include "shim.h"
 
 #include <poll.h>
@@ -21,6 +21,7 @@ static const struct follow_options* how;
 static uint64_t pos, off[2];
 static int spool_file = -1;
 static uint64_t last_full;
+static uint64_t kept_most; // by the runner; 0 = not said
 
 static const char* arch(void) {
 #if defined(__x86_64__)
@@ -48,13 +49,15 @@ static void hello_of(const char* state) {
     field_u64("pos", pos);
     field_u64("out", off[0]);
     field_u64("err", off[1]);
+    if (kept_most) field_u64("spool", kept_most);
     frame_word(how->marks);
     frame_end();
 }
 
 static void acknowledge_others(void) {
     for (unsigned i = 0; i < how->ack_count; ++i) {
-        const bool gone = acknowledge(how->acks[i], 0, true);
+        bool gone;
+        acknowledge(how->acks[i], 0, true, &gone);
         frame("acked");
         field("id", how->acks[i]);
         field("state", gone ? "gone" : "running");
@@ -173,6 +176,7 @@ static void print_runs(const uint32_t* runs, uint64_t count, const uint8_t* byte
             bytes += part;
             n -= part;
             if (how->max_bytes && frame_bytes() >= how->max_bytes) more("bytes");
+            if (frame_limit_reached()) more("seconds");
         }
     }
 }
@@ -235,6 +239,7 @@ static void handle(int sock, const struct wire* head, const uint8_t* payload, si
         pos = head->v[1];
         off[0] = head->v[2];
         off[1] = head->v[3];
+        kept_most = head->v[4];
         hello_of(head->v[0] ? "new" : "attached");
         *said_hello = true;
         acknowledge_others();
@@ -301,7 +306,15 @@ static bool runner_lives(void) {
     int again;
     if (wire_connect(how->id, &again)) return false;
     struct pollfd quiet = {.fd = again, .events = POLLIN};
-    const bool lives = poll(&quiet, 1, DYING_PATIENCE) == 0;
+    bool lives = poll(&quiet, 1, DYING_PATIENCE) == 0;
+    if (!lives) { // or one that has no place for us says so
+        struct wire head;
+        char payload[64];
+        size_t n;
+        int fd;
+        lives = wire_receive(again, &head, payload, sizeof payload, &n, &fd) == 0;
+        if (fd >= 0) close(fd);
+    }
     close(again);
     return lives;
 }
@@ -313,7 +326,7 @@ static _Noreturn void connection_lost(bool own, bool said_hello) {
         pos = how->from;
         hello_of("none");
         acknowledge_others();
-        fail("socket_failed", EBUSY, "attach", false);
+        fail("busy", EBUSY, "attach", false);
     }
     struct claim claim;
     if (own && !said_hello && claim_read(how->id, &claim) == ENOENT) {
@@ -330,6 +343,7 @@ void follow(const struct follow_options* options, int sock, bool own) {
     const uint64_t begin = now_ns();
     bool said_hello = false;
     uint64_t spoke = begin;
+    if (how->max_seconds) frame_limit(how->max_seconds);
     if (!own) {
         const uint64_t v[] = {how->from, how->unattended};
         check(sock, wire_request(sock, wire_attach, v, 2, how->id, how->digest, -1));

@@ -46,7 +46,10 @@
 //     and the options of follow.
 // shim follow ID FROM [options]
 //     Never starts anything; sends what comes at and after position FROM.
-//     --max-seconds N      leave with `more` then; 0 = never (default)
+//     --max-seconds N      leave with `more` then; 0 = never (default). Where nobody reads, leave
+//                          1 s later (30 s where a little is read now and then) without another
+//                          word, in the middle of a frame if need be: what was not received as a
+//                          whole comes again with the next `follow`
 //     --max-bytes N        leave with `more` after printing about so much; 0 = never (default)
 //     --keepalive-ms N     an `alive` frame after so long without a frame; 0 = none; default 15000
 //     --unattended         this call is no reader that a full spool should wait for: it may drop as
@@ -77,8 +80,9 @@
 // that are not valid UTF-8 and may leave everything else, blanks and newlines too, as it is:
 // elements get no longer than they must (the kernel refuses one of 131072 bytes).
 //
-// Exit status: 0 when the last frame below was printed, 1 when stdout has gone, 2 after `error`.
-// The outcome is in the frames, never in the exit status. Nothing is printed on stderr.
+// Exit status: 0 when the last frame below was printed or --max-seconds were over, 1 when stdout
+// has gone, 2 after `error`. The outcome is in the frames, never in the exit status. Nothing is
+// printed on stderr.
 //
 // == Frames ==
 //
@@ -105,12 +109,13 @@
 //     deepinfra-shim/1 VERB build=TEXT arch=x86_64|aarch64|other uid=N boot=TEXT
 //         VERB: none where it is not known. boot changes whenever processes of before cannot be
 //         alive any more: boot id, inode of the pid namespace, start time of its process 1.
-//     run and follow add  id=TEXT state=S pos=POS out=N err=N [mark=TEXT|-]...
+//     run and follow add  id=TEXT state=S pos=POS out=N err=N [spool=N] [mark=TEXT|-]...
 //         state: new       run only: this call holds the claim and starts the command
 //                attached  a runner is alive and serves this call
 //                dead      there is a claim without a runner; the next frames say what it tells
 //                none      there is neither, or the call failed before it was known: see the next
 //                          frame
+//         [spool=N] with new and attached: most bytes of output that are kept, see --spool-cap.
 //         pos: what the next data frame begins with (out and err are exact unless a gap follows).
 //         mark: one for each --mark, in order: at most 64 bytes of the file; - cannot be read.
 //     A misused command line gets no id and state.
@@ -138,7 +143,8 @@
 //         after the end; what had not been sent before is lost (a gap frame came before).
 //     more why=seconds|bytes|superseded pos=POS
 //         Not the end: `follow` from POS. Several calls may follow one id at once. superseded: an
-//         `ack` went beyond what this one had been given, so another one is the daemon's.
+//         `ack` went beyond what this one had been given, so another one is the daemon's; or there
+//         were too many, and this one had asked for nothing for the longest.
 //     lost claim=none|claimed|started|exited started=no|unknown|yes boot=same|other|- code=N|-
 //          signal=N|-
 //         There is no runner. claimed: it died before the command was started; nothing has run and
@@ -152,6 +158,7 @@
 //         claim_unreadable  there is one that cannot be read
 //         socket_failed     the id's socket cannot be made or reached
 //         socket_foreign    it belongs to another user
+//         busy              the runner lives and serves as many as it can: ask again
 //         spawn_failed      no process or memory for the runner
 //         runner_died       before it could claim
 //         stdin_failed      file:PATH, or a chunk

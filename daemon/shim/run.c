@@ -66,8 +66,9 @@ static void make_room(const struct follow_options* how) {
     struct statvfs disk;
     if (how->ack_count == 0 || statvfs(SHIM_CLAIMS, &disk) != 0) return;
     if (disk.f_bavail > 16 && disk.f_favail > 16) return;
+    bool gone;
     for (unsigned i = 0; i < how->ack_count; ++i)
-        acknowledge(how->acks[i], 0, true);
+        acknowledge(how->acks[i], 0, true, &gone);
 }
 
 void run(const struct order* order, struct follow_options* how) {

@@ -70,15 +70,18 @@ static void turn(void) {
             (struct pollfd){.fd = room && !throttled ? r.pipe[stream] : -1, .events = POLLIN};
     polls[4] =
         (struct pollfd){.fd = r.feed.to, .events = r.feed.written < r.feed.accepted ? POLLOUT : 0};
-    for (int i = 0; i < CONNECTIONS; ++i)
+    int connections = 0; // up to the last one in use
+    for (int i = 0; i < CONNECTIONS; ++i) {
         polls[5 + i] = (struct pollfd){.fd = r.connections[i].fd, .events = POLLIN};
+        if (r.connections[i].fd >= 0) connections = i + 1;
+    }
 
     struct timespec pause = {0, 0};
     if (wake > now) {
         pause.tv_sec = (time_t)((wake - now) / 1000000000u);
         pause.tv_nsec = (long)((wake - now) % 1000000000u);
     }
-    if (ppoll(polls, 5 + CONNECTIONS, wake == NEVER ? NULL : &pause, NULL) < 0) return;
+    if (ppoll(polls, 5 + (nfds_t)connections, wake == NEVER ? NULL : &pause, NULL) < 0) return;
 
     // Output before the news of the end, so that mostly nothing is left to be drained then.
     for (int stream = 0; stream < 2; ++stream) {
@@ -101,7 +104,7 @@ static void turn(void) {
         reap();
     }
     if (polls[1].revents) accept_all();
-    for (int i = 0; i < CONNECTIONS; ++i)
+    for (int i = 0; i < connections; ++i)
         if (polls[5 + i].revents && r.connections[i].fd == polls[5 + i].fd &&
             r.connections[i].fd >= 0)
             listen_to(&r.connections[i]);
@@ -218,8 +221,9 @@ void runner(const struct order* order, int own_fd) {
     make_claim(own);
     // Whoever made us reads along from the start.
     own->follower = own->waiting = true;
-    const uint64_t v[] = {1, 0, 0, 0};
-    answer(own, wire_state, v, 4, NULL, 0);
+    own->since = own->heard = now_ns();
+    const uint64_t v[] = {1, 0, 0, 0, order->spool_cap};
+    answer(own, wire_state, v, 5, NULL, 0);
     start(own, 0);
     if (chdir("/") != 0) {
         // Only to hold no directory busy.

@@ -7,7 +7,8 @@
 
 #define MS 1000000ull
 #define NEVER UINT64_MAX
-#define CONNECTIONS 32
+#define CONNECTIONS 128
+#define FOLLOWERS (CONNECTIONS - 16) // the rest is for those who kill, acknowledge, feed and ask
 
 struct connection {
     int fd; // -1 = free
@@ -16,6 +17,7 @@ struct connection {
     enum wire_was was;   // what the kill met
     uint64_t waits_feed; // position of stdin, 0 = not waiting
     uint64_t printed; // a follower's: unless it is waiting, it holds the bytes from here to at.pos
+    uint64_t since, heard; // a follower's: when it came, and when it last asked for more
     struct cursor at;
 };
 enum runner_phase { running, draining, ended };

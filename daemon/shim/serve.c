@@ -1,5 +1,9 @@
 // The connections of a runner: what followers get, and what others ask for.
 //
+// There is a bounded number of them. Followers never take the last places, and where there are too
+// many of them the one that has been silent for the longest is ended: platforms leave followers
+// behind whose connections are long gone, and those must not keep out the one that is read.
+//
 // Bytes are released when the daemon has acknowledged them *and* no follower holds them: followers
 // read the spool's file themselves. A follower that the daemon has overtaken is ended. Nothing here
 // waits: a connection that does not take its answer is dropped. Requests come from processes of the
@@ -10,6 +14,7 @@
 #include <unistd.h>
 
 #define TOO_LONG 1000000000ull // ms
+#define STAY (2000 * MS)       // of a follower, before another one may take its place
 
 void drop(struct connection* c) {
     close(c->fd);
@@ -99,9 +104,31 @@ static void attended(void) {
     r.dropping = false;
 }
 
+// Each stays for a while, so that more than there is room for take turns, instead of chasing one
+// another away before anything is sent.
+static bool find_place(const struct connection* newcomer) {
+    const uint64_t now = now_ns();
+    unsigned followers = 0;
+    struct connection* silent = NULL;
+    for (int i = 0; i < CONNECTIONS; ++i) {
+        struct connection* c = &r.connections[i];
+        if (!c->follower || c == newcomer) continue;
+        ++followers;
+        if (now >= c->since + STAY && (!silent || c->heard < silent->heard)) silent = c;
+    }
+    if (followers < FOLLOWERS) return true;
+    if (!silent) return false;
+    supersede(silent);
+    return true;
+}
+
 static void attach(struct connection* c, uint64_t from, bool unattended) {
     if (from > spool_end(r.spool)) {
         refuse(c, EINVAL, "bad_offset", "FROM");
+        return;
+    }
+    if (!find_place(c)) {
+        refuse(c, EBUSY, "busy", "followers");
         return;
     }
     // Before `start` only the position is known: the gap that follows brings the offsets.
@@ -111,9 +138,10 @@ static void attach(struct connection* c, uint64_t from, bool unattended) {
     }
     c->follower = c->waiting = true;
     c->printed = from;
+    c->since = c->heard = now_ns();
     if (!unattended) attended();
-    const uint64_t v[] = {0, from, c->at.off[0], c->at.off[1]};
-    answer(c, wire_state, v, 4, NULL, 0);
+    const uint64_t v[] = {0, from, c->at.off[0], c->at.off[1], r.order->spool_cap};
+    answer(c, wire_state, v, 5, NULL, 0);
 }
 // -- requests
 
@@ -223,6 +251,7 @@ void listen_to(struct connection* c) {
         }
         c->waiting = true;
         c->printed = head.v[0];
+        c->heard = now_ns();
         release();
         return;
     }
@@ -260,7 +289,10 @@ static void add_connection(int fd) {
         r.connections[i] = (struct connection){.fd = fd};
         return;
     }
-    close(fd);
+    // Closed without a word it would look as if we had ended.
+    struct connection turned_away = {.fd = fd};
+    refuse(&turned_away, EBUSY, "busy", "connections");
+    if (turned_away.fd >= 0) drop(&turned_away);
 }
 
 void accept_all(void) {

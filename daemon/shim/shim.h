@@ -56,6 +56,10 @@ void field_opt(const char* key, int64_t value); // negative = "-"
 void frame_end(void);
 void frame_data(int stream, uint64_t pos, uint64_t off, const uint8_t* data, size_t n);
 void frame_flush(void);
+// After so long nobody is waited for any more: where stdout takes nothing the process exits with 0,
+// in the middle of a frame if need be.
+void frame_limit(uint64_t seconds);
+bool frame_limit_reached(void);
 uint64_t frame_bytes(void); // printed and collected so far
 bool frame_pending(void);
 _Noreturn void finish(int status);
@@ -122,7 +126,8 @@ enum wire_type {
     wire_stdin,      // v0 = offset, v1 = length, v2 = eof, v3 = start within the attached file
     wire_status,
     // answers
-    wire_state = 32, // v0 = 1 if new, v1 = pos, v2 = out, v3 = err
+    wire_state = 32, // v0 = 1 if new, v1 = pos, v2 = out, v3 = err, v4 = most that is kept (0 =
+                     // not said)
     wire_taken,      // to the follower of its own runner: somebody else has the socket
     wire_found,      // ... a claim exists; read it
     wire_data, // v0 = pos, v1 = out, v2 = err, v3 = runs, v4 = segments, v5 = bytes, v6 = start,
@@ -302,6 +307,7 @@ struct stdin_options {
 };
 _Noreturn void verb_stdin(const struct stdin_options* how);
 _Noreturn void verb_ack(const char* id, uint64_t pos, bool done);
-bool acknowledge(const char* id, uint64_t pos, bool done); // true: nothing is left of it
+// EBUSY: the runner could not be told.
+int acknowledge(const char* id, uint64_t pos, bool done, bool* nothing_left);
 _Noreturn void verb_ps(void);
 _Noreturn void verb_probe(void);

@@ -1,6 +1,8 @@
 // Numbers, encodings, and the frames on stdout. The format is in frames.h.
 #include "shim.h"
 
+#include <signal.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -178,17 +180,50 @@ static struct text line = {buffer, 0, sizeof buffer};
 static size_t line_start;
 static uint64_t written;
 
+#define TICKS_PER_SECOND 4
+#define IDLE TICKS_PER_SECOND          // without a byte taken
+#define LATEST (30 * TICKS_PER_SECOND) // in all
+static volatile sig_atomic_t late;     // ticks since the limit
+
+static void tick(int signal) {
+    (void)signal;
+    if (late <= LATEST) ++late;
+}
+
+// A clock that goes on ticking, since the first tick may come just before a write that waits.
+void frame_limit(uint64_t seconds) {
+    struct sigaction action = {.sa_handler = tick};
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    sigaction(SIGALRM, &action, NULL);
+    sigprocmask(SIG_UNBLOCK, &alarm, NULL);
+    const struct itimerval clock = {.it_value = {.tv_sec = (time_t)seconds},
+                                    .it_interval = {.tv_usec = 1000000 / TICKS_PER_SECOND}};
+    setitimer(ITIMER_REAL, &clock, NULL);
+}
+
+bool frame_limit_reached(void) {
+    return late > 0;
+}
+
 // What was collected, then `data`.
 static void flush_with(const void* data, size_t size) {
     struct iovec parts[2] = {{buffer, line.n}, {(void*)data, size}};
+    int waited = 0; // ticks
     for (struct iovec* part = parts; part < parts + 2;) {
+        if (waited > IDLE || late > LATEST) _exit(0);
         if (part->iov_len == 0) {
             ++part;
             continue;
         }
         const ssize_t n = writev(1, part, (int)(parts + 2 - part));
-        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EINTR) {
+            waited += late > 0;
+            continue;
+        }
         if (n <= 0) _exit(1);
+        waited = 0;
         size_t left = (size_t)n;
         for (struct iovec* each = part; each < parts + 2; ++each) {
             const size_t taken = left < each->iov_len ? left : each->iov_len;

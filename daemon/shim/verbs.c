@@ -50,6 +50,19 @@ static int connect_patiently(const char* id, int* sock) {
     }
 }
 
+// The runner has no place for another connection. It has so many that this passes soon.
+#define BUSY_TRIES 50
+
+static bool is_busy(const struct wire* head, const char* payload, size_t n) {
+    return head->type == wire_refused && n >= sizeof "busy" &&
+           memcmp(payload, "busy", sizeof "busy") == 0;
+}
+
+static void wait_for_a_place(int sock) {
+    close(sock);
+    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+}
+
 // -- kill
 
 static _Noreturn void killed(bool confirmed, const char* was, uint64_t left, int error) {
@@ -81,7 +94,8 @@ void verb_kill(const char* id, const char* digest, int signal, uint64_t grace_ms
                uint64_t confirm_ms) {
     hello("kill");
     frame_end();
-    for (int tries = 0; tries < 50; ++tries) {
+    bool busy = false;
+    for (int tries = 0; tries < BUSY_TRIES; ++tries) {
         int sock;
         int error = connect_patiently(id, &sock);
         if (!error) {
@@ -92,6 +106,11 @@ void verb_kill(const char* id, const char* digest, int signal, uint64_t grace_ms
             wire_request(sock, wire_kill, v, 3, id, digest, -1);
             if (await(sock, wire_killed, wire_refused, grace_ms + confirm_ms + 2000, &head, payload,
                       sizeof payload, &n)) {
+                busy = is_busy(&head, payload, n);
+                if (busy) {
+                    wait_for_a_place(sock);
+                    continue;
+                }
                 if (head.type == wire_refused) pass_refusal(&head, payload, n);
                 killed(head.v[0] != 0, head.v[1] == was_running ? "running" : "ended", head.v[2],
                        (int)head.v[3]);
@@ -136,7 +155,7 @@ void verb_kill(const char* id, const char* digest, int signal, uint64_t grace_ms
             kill_orphans(&old, confirm_ms);
         }
     }
-    fail("socket_failed", EAGAIN, "connect", false);
+    fail(busy ? "busy" : "socket_failed", busy ? EBUSY : EAGAIN, "connect", false);
 }
 
 // -- stdin
@@ -177,21 +196,26 @@ void verb_stdin(const struct stdin_options* how) {
     frame_end();
     uint64_t size = 0;
     const int chunk = open_chunk(how, &size);
-    int sock;
-    const int error = connect_patiently(how->id, &sock);
-    if (error == ECONNREFUSED) {
-        struct claim claim;
-        const bool over = claim_read(how->id, &claim) == 0 && claim.phase >= phase_exited;
-        fed(over ? "ended" : "lost", 0, 0);
-    }
-    if (error) fail(error == EPERM ? "socket_foreign" : "socket_failed", error, "connect", false);
-    const uint64_t v[] = {how->offset, size, how->eof, 0};
-    wire_request(sock, wire_stdin, v, 4, how->id, "", chunk);
     struct wire head;
     char payload[256];
     size_t n;
-    if (!await(sock, wire_fed, wire_refused, 5000, &head, payload, sizeof payload, &n))
-        fed("lost", 0, 0);
+    int sock;
+    for (int tries = 1;; ++tries) {
+        const int error = connect_patiently(how->id, &sock);
+        if (error == ECONNREFUSED) {
+            struct claim claim;
+            const bool over = claim_read(how->id, &claim) == 0 && claim.phase >= phase_exited;
+            fed(over ? "ended" : "lost", 0, 0);
+        }
+        if (error)
+            fail(error == EPERM ? "socket_foreign" : "socket_failed", error, "connect", false);
+        const uint64_t v[] = {how->offset, size, how->eof, 0};
+        wire_request(sock, wire_stdin, v, 4, how->id, "", chunk);
+        if (!await(sock, wire_fed, wire_refused, 5000, &head, payload, sizeof payload, &n))
+            fed("lost", 0, 0);
+        if (!is_busy(&head, payload, n) || tries == BUSY_TRIES) break;
+        wait_for_a_place(sock);
+    }
     if (head.type == wire_refused) pass_refusal(&head, payload, n);
     struct wire first = head;
     const uint64_t end = how->offset + size;
@@ -206,9 +230,10 @@ void verb_stdin(const struct stdin_options* how) {
 
 // -- ack
 
-bool acknowledge(const char* id, uint64_t pos, bool done) {
+int acknowledge(const char* id, uint64_t pos, bool done, bool* nothing_left) {
     int sock;
     const int error = wire_connect(id, &sock);
+    *nothing_left = false;
     if (!error) {
         const uint64_t v[] = {pos, done};
         struct wire head;
@@ -218,22 +243,31 @@ bool acknowledge(const char* id, uint64_t pos, bool done) {
         const bool answered =
             await(sock, wire_acked, wire_refused, 500, &head, payload, sizeof payload, &n);
         close(sock);
-        return answered && head.type == wire_acked && head.v[0] != 0;
+        if (answered && is_busy(&head, payload, n)) return EBUSY;
+        *nothing_left = answered && head.type == wire_acked && head.v[0] != 0;
+        return 0;
     }
     struct claim claim;
     const int found = claim_read(id, &claim);
-    if (found == ENOENT) return true;
     // Without a runner only the claim is left, whatever it says; but a fresh one may be about to be
     // used.
-    if (!done || error != ECONNREFUSED || (found == 0 && claim.phase == phase_claimed))
-        return false;
-    return claim_remove(id) == 0;
+    if (found == ENOENT)
+        *nothing_left = true;
+    else if (done && error == ECONNREFUSED && !(found == 0 && claim.phase == phase_claimed))
+        *nothing_left = claim_remove(id) == 0;
+    return 0;
 }
 
 void verb_ack(const char* id, uint64_t pos, bool done) {
     hello("ack");
     frame_end();
-    const bool gone = acknowledge(id, pos, done);
+    bool gone;
+    int error = acknowledge(id, pos, done, &gone);
+    for (int tries = 1; error && tries < BUSY_TRIES; ++tries) {
+        nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+        error = acknowledge(id, pos, done, &gone);
+    }
+    if (error) fail("busy", error, "connect", false);
     frame("acked");
     field("id", id);
     field("state", gone ? "gone" : "running");
@@ -266,19 +300,25 @@ static void show(const char* id, const char* state, const struct wire_status_rep
     ++shown;
 }
 
-static bool show_live(int sock, const char* id) {
+// EBUSY: there is no place to ask from.
+static int show_live(int sock, const char* id) {
     struct wire head;
-    struct wire_status_reply reply;
+    union {
+        struct wire_status_reply reply;
+        char refusal[sizeof(struct wire_status_reply)];
+    } payload;
     size_t n;
     wire_request(sock, wire_status, NULL, 0, id, "", -1);
-    const bool told = await(sock, wire_told, wire_refused, 2000, &head, &reply, sizeof reply, &n) &&
-                      head.type == wire_told && n == sizeof reply;
+    const bool told =
+        await(sock, wire_told, wire_refused, 2000, &head, &payload, sizeof payload, &n);
     close(sock);
-    if (!told) return false;
-    reply.id[sizeof reply.id - 1] = reply.state[sizeof reply.state - 1] =
-        reply.reason[sizeof reply.reason - 1] = '\0';
-    show(reply.id, reply.state, &reply, NULL);
-    return true;
+    if (told && is_busy(&head, payload.refusal, n)) return EBUSY;
+    if (!told || head.type != wire_told || n != sizeof payload.reply) return EPROTO;
+    struct wire_status_reply* reply = &payload.reply;
+    reply->id[sizeof reply->id - 1] = reply->state[sizeof reply->state - 1] =
+        reply->reason[sizeof reply->reason - 1] = '\0';
+    show(reply->id, reply->state, reply, NULL);
+    return 0;
 }
 
 // Sockets are found by their names, so that a runner whose claim was removed is seen too.
@@ -301,7 +341,11 @@ static void show_sockets(void) {
             if (!name || strncmp(name, prefix, length) != 0 || !strstr(line, " 00010000 "))
                 continue;
             int sock;
-            if (wire_connect_name(name, strlen(name), &sock) == 0) show_live(sock, "");
+            for (int tries = 0; tries < BUSY_TRIES; ++tries) {
+                if (wire_connect_name(name, strlen(name), &sock) != 0) break;
+                if (show_live(sock, "") != EBUSY) break;
+                nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+            }
         }
         have = strlen(line);
         memmove(content, line, have);

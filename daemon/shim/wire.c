@@ -136,10 +136,17 @@ int wire_receive(int sock, struct wire* head, void* payload, size_t room, size_t
                              .msg_controllen = CMSG_LEN(sizeof(int))}; // not one more
     *fd = -1;
     ssize_t got;
-    do
+    // Where the other side has closed with something of ours unread, that comes first, and then
+    // its last words.
+    bool reset = false;
+    for (;;) {
         got = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
-    while (got < 0 && errno == EINTR);
-    if (got < 0) return errno == ECONNRESET ? EPIPE : errno;
+        if (got >= 0) break;
+        if (errno == ECONNRESET && !reset)
+            reset = true;
+        else if (errno != EINTR)
+            return errno == ECONNRESET ? EPIPE : errno;
+    }
     for (struct cmsghdr* header = CMSG_FIRSTHDR(&message); header;
          header = CMSG_NXTHDR(&message, header))
         if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)

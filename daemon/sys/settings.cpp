@@ -156,6 +156,12 @@ constexpr option table[] = {
      "300",
      "how long a command waits for a place, or while the platform refuses it (429)",
      [](settings& s, const std::string& text) { s.queue_timeout = parse_duration(text); }},
+    {{"spool-grace"},
+     "TIME",
+     "3600",
+     "output that nobody has asked for during so long gives way when there is too much of it, "
+     "instead of holding up its command; two thirds of server-timeout and 15 s at the least",
+     [](settings& s, const std::string& text) { s.spool_grace = parse_positive(text); }},
     {{"interrupt-fallback"},
      "WHAT",
      "stop",

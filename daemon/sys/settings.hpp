@@ -61,6 +61,9 @@ struct settings {
     // How long a command waits for a place among the active sandboxes, or while the platform
     // refuses it with 429; 0: not at all.
     duration queue_timeout = std::chrono::seconds(300);
+    // A command whose output nobody has asked for during so long, and whose sandbox keeps all it
+    // may of it, gives up the oldest instead of waiting; > 0.
+    duration spool_grace = std::chrono::seconds(3600);
     // Whether a sandbox is stopped when a command in it cannot be ended otherwise.
     bool stop_if_unkillable = true;
     log_level level = log_level::info;

@@ -279,10 +279,14 @@ TEST_CASE("shim command: input that comes in pieces") {
 }
 
 TEST_CASE("shim command: following, killing, acknowledging") {
-    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), true) ==
+    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), 5000, true) ==
           std::vector<std::string>{"/shim", "follow", "id", "7", "--digest", "d", "--max-seconds",
-                                   "9"});
-    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), false).back() == "--unattended");
+                                   "9", "--max-bytes", "5000"});
+    CHECK(shim_follow("/shim", "id", 7, "d", seconds(9), 5000, false).back() == "--unattended");
+    std::vector<std::string> bounded{"/shim", "run", "id", "--", "--max-bytes"};
+    bound_run(bounded, 5000, seconds(2));
+    CHECK(bounded == std::vector<std::string>{"/shim", "run", "id", "--max-bytes", "5000",
+                                              "--spool-grace-ms", "2000", "--", "--max-bytes"});
     CHECK(shim_acknowledge("/shim", "id", 7) ==
           std::vector<std::string>{"/shim", "ack", "id", "7"});
     CHECK(option(shim_kill("/shim", "id", kill_signal::interrupt), "--signal") == "INT");

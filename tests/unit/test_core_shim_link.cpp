@@ -207,6 +207,100 @@ TEST_CASE("shim link: once a run is doubtful, no refusal says that nothing has r
     CHECK_FALSE(link.certain());
 }
 
+TEST_CASE("shim link: a runner that is crowded is asked again, and not for ever") {
+    const shim_note busy = note("error name=busy errno=16 at=followers started=no");
+    for (const bool first : {true, false}) {
+        CAPTURE(first); // nothing was heard of the command before
+        shim_link link = first ? answering() : greeted();
+        milliseconds now = at;
+        if (!first) {
+            link.on_cut(now, "cut");
+            link.on_waited();
+            link.on_answering();
+        }
+        int asked = 0;
+        std::string step;
+        do {
+            link.on_frame(now, greeting(0, "none"));
+            const shim_link::step next = link.on_frame(now, busy);
+            step = text_of(next);
+            now += next.delay;
+            if (step == "wait") {
+                REQUIRE(text_of(link.on_waited()) == "follow");
+                link.on_answering();
+            }
+        } while (step == "wait" && ++asked < 10'000);
+        CHECK(step == "ended");
+        CHECK(exit_of(link) == "lost null yes outcome_unknown");
+        CHECK(now - at >= milliseconds(3'600'000));
+        CHECK(asked < 500);
+    }
+}
+
+TEST_CASE("shim link: whoever gets a place among the crowd now and then goes on") {
+    shim_link link = greeted();
+    milliseconds now = at;
+    for (int i = 0; i < 1'000; ++i) {
+        link.on_cut(now, "cut");
+        REQUIRE(text_of(link.on_waited()) == "follow");
+        link.on_answering();
+        link.on_frame(now, greeting(0, "none"));
+        REQUIRE(text_of(link.on_frame(
+                    now, note("error name=busy errno=16 at=followers started=no"))) == "wait");
+        link.on_waited();
+        link.on_answering();
+        link.on_frame(now, greeting());
+        now += milliseconds(2'000);
+        REQUIRE(text_of(link.on_frame(now, note("more why=superseded pos=0"))) == "wait");
+        link.on_waited();
+        link.on_answering();
+        link.on_frame(now, greeting());
+        now += milliseconds(10'000);
+    }
+}
+
+TEST_CASE("shim link: a silent command is followed a second at a time, counted from the start") {
+    shim_link link = greeted();
+    milliseconds now = at;
+    for (int i = 0; i < 100; ++i) {
+        now += milliseconds(997);
+        REQUIRE(text_of(link.on_frame(now, note("more why=seconds pos=0"))) == "follow");
+        link.on_answering();
+        now += milliseconds(3);
+        REQUIRE(text_of(link.on_frame(now, greeting())) == "read");
+    }
+}
+
+TEST_CASE("shim link: a connection that was let go of is followed by another one") {
+    shim_link link = greeted();
+    link.on_frame(at, piece(0, "abc"));
+    CHECK(text_of(link.on_let_go()) == "follow");
+    CHECK(link.pos() == 3);
+    link.on_answering();
+    CHECK(text_of(link.on_frame(at, greeting(3))) == "read");
+}
+
+TEST_CASE("shim link: a follower that left without a last word, after a while, is no riddle") {
+    shim_link link = greeted();
+    milliseconds now = at;
+    for (int i = 0; i < 100; ++i) {
+        now += milliseconds(1'200'000);
+        REQUIRE(text_of(link.on_terminal(now, "the shim ended with code 0", false)) == "wait");
+        REQUIRE(text_of(link.on_waited()) == "follow");
+        link.on_answering();
+        REQUIRE(text_of(link.on_frame(now, greeting())) == "read");
+    }
+    // At once it is one.
+    std::string step = "wait";
+    for (int i = 0; i < 10 && step == "wait"; ++i) {
+        step = text_of(link.on_terminal(now, "the shim ended with code 0", false));
+        link.on_waited();
+        link.on_answering();
+        link.on_frame(now, greeting());
+    }
+    CHECK(step == "ended");
+}
+
 TEST_CASE("shim link: a shim that is not there is put there, once before each of its words") {
     shim_link link = answering();
     CHECK(text_of(link.on_terminal(at, "code 127", true)) == "install");

@@ -159,8 +159,7 @@ constexpr option table[] = {
     {{"spool-grace"},
      "TIME",
      "3600",
-     "output that nobody has asked for during so long gives way when there is too much of it, "
-     "instead of holding up its command; two thirds of server-timeout and 15 s at the least",
+     "a full spool that nobody has asked for during so long gives way, oldest output first",
      [](settings& s, const std::string& text) { s.spool_grace = parse_positive(text); }},
     {{"interrupt-fallback"},
      "WHAT",

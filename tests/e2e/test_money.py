@@ -181,8 +181,8 @@ def test_retention_goes_by_the_clouds_clock(make_daemon: Make, emulator: Emulato
         reconciled(peer)
         peer.call("plan.list")
         assert not health(peer, "expires") and emulator.sandbox(old)["state"] == "stopped"
-    stopped_earlier(daemon, 86400 + 60)
     emulator.reset_stats()
+    stopped_earlier(daemon, 86400 + 60)
     with daemon.peer() as peer:
         ready(peer)
         assert emulator.sandbox(old)["state"] == "stopped" and emulator.count("GET /v1/sandboxes") == 1

@@ -20,9 +20,6 @@ namespace {
 constexpr std::chrono::milliseconds runner_slack{300};
 constexpr std::chrono::milliseconds no_slack{0};
 constexpr std::int64_t resend_note = 1'000; // ms between two notes in the journal that it is sent
-// A client that does not say that it has got the end may still have; the sandbox is not kept
-// waiting for it longer.
-constexpr std::chrono::minutes forget_after{10};
 
 // A time that the next daemon understands.
 std::int64_t unix_now() {
@@ -51,9 +48,9 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
 
 session::session(surroundings& around, request request)
     : around_(around), command_(std::move(request.command)), want_(std::move(request.want)),
-      only_generation_(request.generation), fsm_(around.limits), pause_(around.executor), deadline_(around.executor),
-      linger_(around.executor), forget_(around.executor), moved_(around.executor),
-      first_generation_(around.manager.generation(request.key)),
+      only_generation_(request.generation), fsm_(around.limits), pause_(around.executor),
+      deadline_(around.executor), linger_(around.executor), forget_(around.executor),
+      moved_(around.executor), first_generation_(around.manager.generation(request.key)),
       asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(command_);
     record_.exec_id = std::move(request.exec_id);
@@ -261,9 +258,11 @@ asio::awaitable<void> session::acquire() {
     }
     if (input_) {
         const bool there = co_await arrives(input_->script_complete());
-        if (!there) {
-            apply(fsm_.on_not_acquired(
-                {error_name::invalid_params, "the script that was announced did not arrive"}));
+        if (!there || input_->script_is_another()) {
+            apply(fsm_.on_not_acquired({error_name::invalid_params,
+                                        there ? "the script that arrived is not the one that was "
+                                                "announced ('script_sha256')"
+                                              : "the script that was announced did not arrive"}));
             co_return;
         }
     }
@@ -336,82 +335,6 @@ void session::finish() {
                  record_.output_end, exit.message.empty() ? "" : ": ", exit.message);
     moved_.notify_all();
     end_feeds();
-}
-
-void session::note_end() {
-    record_.exit = fsm_.exit();
-    record_.exit.message = message();
-    record_.output_end = output_end();
-    keep(core::exec_phase::ended);
-}
-
-void session::correct() {
-    note_end();
-    spdlog::info("exec {} in {}: its end is known now: {} {}, {} bytes", id(), describe(key()),
-                 core::to_string(record_.exit.reason),
-                 record_.exit.returncode ? std::to_string(*record_.exit.returncode) : "-",
-                 record_.output_end);
-}
-
-std::string session::message() const {
-    std::string text = fsm_.exit().message;
-    const auto add = [&text](std::string_view more) {
-        text += text.empty() ? "" : "; ";
-        text += more;
-    };
-    if (!stopped_because_.empty()) {
-        add(stopped_because_);
-    }
-    if (record_.attached && fsm_.exit().reason == core::exit_reason::lost) {
-        add("its sandbox cannot run the shim, with which it could be found again");
-    }
-    if (cut_short_) {
-        add("the last of its output may be missing, as it was not waited for");
-    }
-    if (altered_) {
-        add("its sandbox cannot run the shim, so bytes of its output that are no UTF-8 may have "
-            "come out as U+FFFD");
-    }
-    if (state_lost_) {
-        add("the sandbox known before is gone, with its files: this ran in a new, empty one");
-    }
-    return text;
-}
-
-void session::acknowledged(const feed& by, std::uint64_t pos) {
-    if (!feeds_.empty() && &by == feeds_.front().get()) {
-        record_.safe = std::max(record_.safe, pos);
-        if (line_) {
-            line_->acknowledged(pos);
-        }
-    }
-}
-
-void session::acknowledged_end(std::uint64_t pos) {
-    // An end that is in doubt may still be put right, for whoever asks again.
-    if (fsm_.certain() && told_owner_ && pos >= output_end()) {
-        forget_.cancel();
-        forget();
-    }
-}
-
-void session::told(const feed& to) {
-    told_owner_ = told_owner_ || to.owner_;
-    if (!std::exchange(told_, true)) {
-        after(forget_, forget_after, &session::forget);
-    }
-}
-
-void session::forget() {
-    if (record_.forgotten) {
-        return;
-    }
-    spool_ = {};
-    record_.forgotten = true;
-    keep(core::exec_phase::ended);
-    if (certain_ && line_ && line_->forgettable()) {
-        around_.shims.told(sandbox_id(), id());
-    }
 }
 
 bool session::settled() const noexcept {

@@ -127,13 +127,10 @@ private:
     void apply(const core::exec_fsm::steps& steps);
     void perform(const core::exec_fsm::step& step);
     void arm(std::chrono::milliseconds extra);
-    void correct();
-    void note_end();
     boost::asio::awaitable<void> acquire();
     boost::asio::awaitable<sandbox::lease> hold_sandbox(); // throws rpc_error
     boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     void finish();
-    void forget();
     void keep(core::exec_phase phase);
     bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
     void tell_progress(const sandbox::progress& news);
@@ -156,6 +153,11 @@ private:
     std::shared_ptr<line> line_from(std::uint64_t pos, bool attended);
     std::chrono::seconds server_timeout() const;
     std::chrono::seconds longest_connection() const;
+
+    // session_end.cpp
+    void note_end();
+    void correct();
+    void forget();
 
     // session_ending.cpp
     boost::asio::awaitable<void> kill();

@@ -341,6 +341,26 @@ def test_an_end_told_in_doubt_is_put_right_for_who_asks_again(peer: Peer, daemon
         assert (listed[exec_id]["reason"], listed[exec_id]["returncode"]) == ("exited", 3)
 
 
+def test_what_follows_an_end_told_in_doubt_is_acknowledged_too(daemon: Daemon, emulator: Emulator) -> None:
+    """Where the disk is full the sandbox keeps a few megabytes, and waits until somebody says that he has them."""
+    emulator.config(scratch_mb=80)
+    size = 30_000_000
+    with daemon.peer() as peer:
+        peer.sh("cat /dev/zero >/tmp/full 2>/dev/null; cat /dev/zero >/var/tmp/full 2>/dev/null; true")
+        exec_id = peer.start(script=f"echo up; until [ -e go ]; do sleep 0.01; done; head -c {size - 3} /dev/zero; exit 3")
+        peer.output(exec_id, 3)
+        emulator.fault_exec({"status": 500, "body": "no"}, times=0)
+        emulator.drop_connections("rst")
+        assert not peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"]
+        peer.finish(exec_id)
+        emulator.clear_faults()
+        (workspace(emulator) / "go").touch()
+        with daemon.peer() as second:
+            second.attach(exec_id, 0)
+            ended = second.finish(exec_id)
+            assert (len(ended.stdout), ended.reason, ended.returncode, ended.dropped_bytes) == (size, "exited", 3, 0)
+
+
 def test_only_what_exists_can_be_cancelled(peer: Peer) -> None:
     with pytest.raises(RpcFailure, match="exec_not_found"):
         peer.call("exec.cancel", {"exec_id": "nonesuch"})

@@ -1,6 +1,7 @@
 #include "exec/inside_probe.hpp"
 
 #include "core/shim_background.hpp"
+#include "exec/shim_call.hpp"
 
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -69,37 +70,25 @@ asio::awaitable<std::optional<background_answer>> inside_probe::ask_shim(std::st
         co_return failed(failure.message);
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    core::shim_parser parser;
     core::shim_background report;
-    for (;;) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
-            if (output->is_stderr) {
-                continue;
-            }
-            parser.feed(output->text);
-            while (const std::optional<core::shim_frame> frame = parser.next()) {
-                report.take(*frame);
-            }
-            if (!parser.broken().empty()) {
-                co_return failed("the shim's answer makes no sense: " + parser.broken());
-            }
-            continue;
-        }
-        if (std::holds_alternative<cloud::exec_heartbeat>(event)) {
-            continue;
-        }
-        if (report.complete()) {
-            co_return background_answer{report.what(), report.text()};
-        }
-        if (parser.hello_seen()) {
-            co_return failed("the shim's answer was cut short");
-        }
-        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            co_return failed(cut->why.message);
-        }
-        co_return std::nullopt;
+    const auto take = [&](core::shim_frame& frame) {
+        report.take(frame);
+        return true;
+    };
+    const shim_words words = co_await read_shim(*stream, take);
+    if (!words.broken.empty()) {
+        co_return failed("the shim's answer makes no sense: " + words.broken);
     }
+    if (report.complete()) {
+        co_return background_answer{report.what(), report.text()};
+    }
+    if (words.greeted) {
+        co_return failed("the shim's answer was cut short");
+    }
+    if (const auto* cut = std::get_if<cloud::exec_cut>(&*words.end)) {
+        co_return failed(cut->why.message);
+    }
+    co_return std::nullopt;
 }
 
 asio::awaitable<void> inside_probe::keep_awake(std::string sandbox_id) {

@@ -2,6 +2,7 @@
 
 #include "core/shim_background.hpp"
 #include "core/shim_outcome.hpp"
+#include "exec/shim_call.hpp"
 
 #include <chrono>
 #include <memory>
@@ -25,21 +26,12 @@ asio::awaitable<std::optional<core::exec_exit>> ask_outcome(sandbox::account& ac
         co_return std::nullopt;
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    core::shim_parser parser;
     core::shim_outcome outcome(exec_id);
-    while (!outcome.exit() && parser.broken().empty()) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
-            if (!output->is_stderr) { // the shim says nothing there
-                parser.feed(output->text);
-            }
-            while (const std::optional<core::shim_frame> frame = parser.next()) {
-                outcome.take(*frame);
-            }
-        } else if (!std::holds_alternative<cloud::exec_heartbeat>(event)) {
-            break;
-        }
-    }
+    const auto take = [&](core::shim_frame& frame) {
+        outcome.take(frame);
+        return !outcome.exit();
+    };
+    co_await read_shim(*stream, take);
     co_return outcome.exit();
 }
 

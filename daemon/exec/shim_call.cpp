@@ -38,32 +38,54 @@ asio::awaitable<void> read_rest(asio::any_io_executor executor,
 
 asio::awaitable<shim_reply> read_reply(cloud::exec_stream& stream, const std::string& wanted) {
     shim_reply reply;
-    core::shim_parser parser;
-    for (;;) {
-        const cloud::exec_event event = co_await stream.next();
-        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
+    const auto take = [&](core::shim_frame& frame) {
+        auto* note = std::get_if<core::shim_note>(&frame);
+        if (note != nullptr && (note->name == wanted || note->name == "error")) {
+            reply.note = std::move(*note);
+        }
+        return !reply.note;
+    };
+    const shim_words words = co_await read_shim(stream, take);
+    reply.spoke = words.greeted;
+    if (words.end) {
+        if (const auto* cut = std::get_if<cloud::exec_cut>(&*words.end)) {
             reply.failure = cut->why;
         }
+    }
+    co_return reply;
+}
+
+} // namespace
+
+asio::awaitable<shim_words> read_shim(cloud::exec_stream& stream,
+                                      std::function<bool(core::shim_frame&)> take) {
+    constexpr std::size_t most_said = 200;
+    shim_words words;
+    core::shim_parser parser;
+    for (;;) {
+        cloud::exec_event event = co_await stream.next();
         if (!goes_on(event)) {
-            co_return reply;
+            words.end = std::move(event);
+            co_return words;
         }
         const auto* output = std::get_if<cloud::exec_output>(&event);
-        if (output == nullptr || output->is_stderr) { // the shim says nothing there
+        if (output == nullptr) {
+            continue;
+        }
+        if (output->is_stderr) { // the shim says nothing there, but who should run it may
+            words.said += output->text.substr(0, most_said - words.said.size());
             continue;
         }
         parser.feed(output->text);
         while (std::optional<core::shim_frame> frame = parser.next()) {
-            auto* note = std::get_if<core::shim_note>(&*frame);
-            if (note != nullptr && (note->name == wanted || note->name == "error")) {
-                reply.note = std::move(*note);
-                co_return reply;
+            words.greeted = true;
+            if (!take(*frame)) {
+                co_return words;
             }
         }
-        reply.spoke = parser.hello_seen();
+        words.broken = parser.broken(); // then how it ends still counts
     }
 }
-
-} // namespace
 
 void read_to_the_end(asio::any_io_executor executor, std::unique_ptr<cloud::exec_stream> stream) {
     asio::co_spawn(executor, read_rest(executor, std::move(stream)), asio::detached);

@@ -1,4 +1,4 @@
-// A short call of the shim that answers with one frame: kill, stdin, ack.
+// Short calls of the shim: what they print is read here, by all but the command's own line.
 #pragma once
 
 #include "cloud/failure.hpp"
@@ -9,12 +9,24 @@
 #include <boost/asio/awaitable.hpp>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace sandboxd::exec {
+
+struct shim_words {
+    std::optional<cloud::exec_event> end; // the platform's; nothing: `take` had enough before that
+    std::string broken;                   // why it is not what a shim prints; empty: it is
+    std::string said;                     // on stderr, the beginning of it, for people
+    bool greeted = false;
+};
+// Reads until `take` answers false, or it ends. Waits without limit: the caller owns the deadline,
+// and the stream.
+boost::asio::awaitable<shim_words> read_shim(cloud::exec_stream& stream,
+                                             std::function<bool(core::shim_frame&)> take);
 
 struct shim_reply {
     std::optional<core::shim_note> note;   // the frame that was wanted, or an `error`

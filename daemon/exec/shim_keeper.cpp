@@ -2,7 +2,6 @@
 
 #include "base/id.hpp"
 #include "core/shim_command.hpp"
-#include "core/shim_frames.hpp"
 #include "shim/shim_binary.hpp"
 
 #include <boost/asio/experimental/awaitable_operators.hpp>
@@ -127,38 +126,27 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
         co_return outcome;
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    core::shim_parser parser;
-    std::string said; // for people, when it does not work
-    for (;;) {
-        const cloud::exec_event event = co_await stream->next();
-        if (const auto* output = std::get_if<cloud::exec_output>(&event)) {
-            if (output->is_stderr) {
-                said += output->text.substr(0, 200 - std::min<std::size_t>(said.size(), 200));
-                continue;
-            }
-            parser.feed(output->text);
-            while (const std::optional<core::shim_frame> frame = parser.next()) {
-                const auto* note = std::get_if<core::shim_note>(&*frame);
-                if (note != nullptr && note->name == "probe") {
-                    co_return outcome_of(
-                        at(sandbox_id).presence.on_probe(now(), note->number("ok") == 1U));
-                }
-            }
-            continue;
+    std::optional<bool> probe;
+    const auto take = [&](core::shim_frame& frame) {
+        const auto* note = std::get_if<core::shim_note>(&frame);
+        if (note != nullptr && note->name == "probe") {
+            probe = note->number("ok") == 1U;
         }
-        if (const auto* cut = std::get_if<cloud::exec_cut>(&event)) {
-            outcome.failure = cut->why;
-            co_return outcome;
-        }
-        if (const auto* exited = std::get_if<cloud::exec_exited>(&event)) {
-            co_return outcome_of(
-                at(sandbox_id).presence.on_exited(now(), exited->returncode, said));
-        }
-        if (const auto* refused = std::get_if<cloud::exec_refused>(&event)) {
-            outcome.failure = not_in_place(refused->message, answered);
-            co_return outcome;
-        }
+        return !probe;
+    };
+    const shim_words words = co_await read_shim(*stream, take);
+    core::shim_presence& presence = at(sandbox_id).presence;
+    if (probe) {
+        co_return outcome_of(presence.on_probe(now(), *probe));
     }
+    if (const auto* cut = std::get_if<cloud::exec_cut>(&*words.end)) {
+        outcome.failure = cut->why;
+    } else if (const auto* exited = std::get_if<cloud::exec_exited>(&*words.end)) {
+        co_return outcome_of(presence.on_exited(now(), exited->returncode, words.said));
+    } else if (const auto* refused = std::get_if<cloud::exec_refused>(&*words.end)) {
+        outcome.failure = not_in_place(refused->message, answered);
+    }
+    co_return outcome;
 }
 
 asio::awaitable<shim_reply> shim_keeper::call(std::string sandbox_id, std::vector<std::string> argv,

@@ -3,7 +3,7 @@
 // Blocking. Owns the descriptor. Errors are std::system_error with an errno of the host.
 #pragma once
 
-#include "sync/digest.hpp"
+#include "base/digest.hpp"
 #include "sync/manifest.hpp"
 #include "sys/fd.hpp"
 

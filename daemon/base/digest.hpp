@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace sandboxd::sync {
+namespace sandboxd {
 
 class digest {
 public:
@@ -25,4 +25,4 @@ private:
     std::unique_ptr<state> state_;
 };
 
-} // namespace sandboxd::sync
+} // namespace sandboxd

@@ -1,10 +1,10 @@
-#include "sync/digest.hpp"
+#include "base/digest.hpp"
 
 #include <openssl/evp.h>
 
 #include <new>
 
-namespace sandboxd::sync {
+namespace sandboxd {
 
 struct digest::state {
     EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -34,4 +34,4 @@ std::string digest::take() {
     return out;
 }
 
-} // namespace sandboxd::sync
+} // namespace sandboxd

@@ -49,6 +49,24 @@ def restart(shell: ShellDaemon) -> None:
     shell.lose_what_a_stop_loses()
 
 
+def held_making_the_session_again(
+    shell: ShellDaemon, environment: DeepInfraEnvironment
+) -> tuple[threading.Thread, threading.Event]:
+    """A thread that is in the midst of that, and what lets it go on."""
+    restart(shell)
+    run, gate = shell._run, threading.Event()
+
+    def held(command: Command) -> None:
+        gate.wait(20)
+        run(command)
+
+    shell._run = held  # type: ignore[method-assign]
+    thread = threading.Thread(target=environment.execute, args=("echo a",))
+    thread.start()
+    shell.wait_for("exec.start", 2)
+    return thread, gate
+
+
 @pytest.fixture
 def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile with files that hermes wants in the sandbox."""
@@ -531,17 +549,7 @@ def test_waits_for_another_threads_session_and_for_the_key_are_interruptible(
         return box[0]
 
     environment = make(provider)
-    restart(shell)
-    run, gate = shell._run, threading.Event()
-
-    def held(command: Command) -> None:
-        gate.wait(20)
-        run(command)
-
-    shell._run = held  # type: ignore[method-assign]
-    first = threading.Thread(target=environment.execute, args=("echo a",))
-    first.start()
-    shell.wait_for("exec.start", 2)
+    first, gate = held_making_the_session_again(shell, environment)
     ensured = shell.methods().count("sandbox.ensure")
     result = interrupted(lambda: environment.execute("echo b"), lambda: shell.wait_for("sandbox.ensure", ensured + 1))
     assert result["returncode"] == 130
@@ -645,17 +653,7 @@ def test_many_files_of_long_names_go_in_as_many_requests_as_lines_allow(
 
 def test_a_fork_while_another_thread_makes_the_session_again(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
-    restart(shell)
-    run, gate = shell._run, threading.Event()
-
-    def held(command: Command) -> None:
-        gate.wait(20)
-        run(command)
-
-    shell._run = held  # type: ignore[method-assign]
-    first = threading.Thread(target=environment.execute, args=("echo a",))
-    first.start()
-    shell.wait_for("exec.start", 2)
+    first, gate = held_making_the_session_again(shell, environment)
     child = os.fork()
     if child == 0:
         try:

@@ -15,6 +15,7 @@ if str(HERE) not in sys.path:
 
 from support.daemon import Daemon  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
+from support.kill_points import build_preload  # noqa: E402
 from support.rpc import Peer  # noqa: E402
 
 
@@ -54,6 +55,11 @@ def make_daemon(tmp_path: pathlib.Path, emulator: Emulator) -> Iterator[Callable
     for daemon in made:
         print(f"--- log of the daemon in {daemon.directory}\n{daemon.log()}")
         assert daemon.stop() in (0, None)
+
+
+@pytest.fixture(scope="session")
+def preload(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return build_preload(tmp_path_factory.mktemp("preload"))
 
 
 @pytest.fixture

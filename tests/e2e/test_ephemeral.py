@@ -114,13 +114,19 @@ def test_another_session_of_the_same_key_gets_its_own(make_daemon: Make, emulato
         assert peer.sh("cat file", persistent=False).returncode == 1
 
 
+def works_until_told(peer: Peer) -> str:
+    """A command that has begun, and ends when there is a file `go`."""
+    running = peer.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
+    peer.notification("exec.output", exec_id=running)
+    return running
+
+
 def test_a_guest_works_on_until_the_grace_has_passed(make_daemon: Make, emulator: Emulator) -> None:
     """Its session has ended, and nobody wants the key for one of its own: another command of the guest ends nothing."""
     daemon = make_daemon(orphan_grace=600).start()
     with daemon.peer() as peer:
         with session(daemon) as made:
-            running = peer.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
-            peer.notification("exec.output", exec_id=running)
+            running = works_until_told(peer)
         assert peer.sh("touch go").returncode == 0
         assert peer.finish(running).stdout == b"done\n"
         assert only_id(emulator) == made
@@ -130,8 +136,7 @@ def test_nor_does_one_that_wants_its_own_end_anothers_command(make_daemon: Make,
     daemon = make_daemon(orphan_grace=600).start()
     with daemon.peer() as guest:
         with session(daemon) as made:
-            running = guest.start("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.02; done; echo done")
-            guest.notification("exec.output", exec_id=running)
+            running = works_until_told(guest)
         with subprocess.Popen([sys.executable, "-c", SESSION, str(daemon.socket), json.dumps(DEFAULT_KEY)],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE) as another:
             assert another.stdout is not None

@@ -9,28 +9,20 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
+from support.kill_points import gets_through
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import workspace
 from support.trees import describe
 
 MOST_POINTS = 20  # an operation that takes more steps than this has run away
 DELETED = ["t/gone", "t/dir"]
-
-
-@pytest.fixture(scope="session")
-def preload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    source = pathlib.Path(__file__).resolve().parent / "support" / "kill_at_write.c"
-    made = tmp_path_factory.mktemp("preload") / "kill_at_write.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"], check=True)
-    yield made
 
 
 def first_tree(tree: pathlib.Path) -> None:
@@ -108,22 +100,11 @@ def test_killed_at_every_request(scene: Scene, how: dict[str, Any]) -> None:
             scene.prepare(peer)
             scene.emulator.fault(how, skip=point)
             asked = peer.send("fs." + scene.operation, scene.params())
-            peer.socket.settimeout(0.02)
-
-            def reached(peer: Peer = peer, asked: Any = asked) -> str | None:
-                if scene.emulator.faults()[0]["used"]:
-                    return "killed"
-                try:
-                    peer.answer(asked)
-                except TimeoutError:
-                    return None
-                return "through"
-
-            outcome = wait_until(reached, f"request {point} is reached, or there is none", 60)
+            through = gets_through(peer, scene.emulator, asked)
         scene.daemon.kill()
         scene.check(f"request {point}")
         scene.daemon.kill()
-        if outcome == "through":
+        if through:
             assert point >= {"push": 2, "delete": 1}[scene.operation]
             return
     raise AssertionError("it never ends")

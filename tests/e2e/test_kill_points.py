@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
+from support.kill_points import gets_through
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import living
 
@@ -123,14 +123,6 @@ def scene(tmp_path: pathlib.Path, emulator: Emulator, request: pytest.FixtureReq
     return Scene(tmp_path, emulator, OPERATIONS[request.param])
 
 
-@pytest.fixture(scope="session")
-def preload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    source = pathlib.Path(__file__).resolve().parent / "support" / "kill_at_write.c"
-    made = tmp_path_factory.mktemp("preload") / "kill_at_write.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"], check=True)
-    yield made
-
-
 @pytest.mark.parametrize("scene", OPERATIONS, indirect=True)
 @pytest.mark.parametrize("how", [{"stall_before": True}, {"latency_after_ms": 600_000}], ids=["before it takes effect", "after"])
 def test_killed_at_every_request(scene: Scene, how: dict[str, Any]) -> None:
@@ -141,22 +133,10 @@ def test_killed_at_every_request(scene: Scene, how: dict[str, Any]) -> None:
             operation.before(peer, scene.emulator)
             scene.emulator.fault(how, skip=point)
             asked = peer.send(operation.method, operation.params)
-            peer.socket.settimeout(0.02)
-
-            def reached() -> str | None:
-                if scene.emulator.faults()[0]["used"]:
-                    return "killed"
-                try:
-                    peer.answer(asked)
-                except TimeoutError:
-                    return None
-                # It may have been a request beside the operation (prices) that was stopped meanwhile.
-                return "killed" if scene.emulator.faults()[0]["used"] else "through"
-
-            outcome = wait_until(reached, f"request {point} is reached, or there is none", 60)
+            through = gets_through(peer, scene.emulator, asked)
         daemon.kill()
         scene.check(daemon, f"request {point}")
-        if outcome == "through":
+        if through:
             assert point >= operation.requests
             return
     raise AssertionError("it never ends")

@@ -73,13 +73,18 @@ def test_their_cost_ends_with_their_timeout(make_daemon: Make, emulator: Emulato
         assert found["money"]["rate_usd_per_hour"] == 0 and found["sandboxes"][0]["rate_usd_per_hour"] is None
 
 
+def refused_once(peer: Peer, emulator: Emulator) -> None:
+    """One answer says that the key is no good."""
+    emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes/catalog")
+    with pytest.raises(RpcFailure, match="unauthorized"):
+        peer.call("plan.list")
+
+
 def test_one_refusal_lets_no_other_account_in(daemon: Daemon, emulator: Emulator) -> None:
     emulator.config(other_accounts="second-key")
     with daemon.peer() as peer:
         peer.sh("true")
-        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes/catalog")
-        with pytest.raises(RpcFailure, match="unauthorized"):
-            peer.call("plan.list")
+        refused_once(peer, emulator)
         with pytest.raises(RpcFailure, match="account_mismatch"):
             peer.call("account.set", {"api_key": "second-key"})
         assert not [item for item in peer.call("daemon.health")["health"] if item["severity"] == "error"]
@@ -91,9 +96,7 @@ def test_nor_does_one_that_cannot_be_asked_again(daemon: Daemon, emulator: Emula
     emulator.config(other_accounts="second-key")
     with daemon.peer() as peer:
         peer.sh("true")
-        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes/catalog")
-        with pytest.raises(RpcFailure, match="unauthorized"):
-            peer.call("plan.list")
+        refused_once(peer, emulator)
         emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes")
         with pytest.raises(RpcFailure, match="account_mismatch"):
             peer.call("account.set", {"api_key": "second-key"})

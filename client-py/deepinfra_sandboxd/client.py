@@ -6,6 +6,7 @@ and calls of all threads share it. The daemon owns the commands: closing a clien
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -191,6 +192,7 @@ class Client:
                 pieces[stream] = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         if "script" in pieces:
             params["script_size"] = len(pieces["script"])
+            params["script_sha256"] = hashlib.sha256(pieces["script"]).hexdigest()
         if "stdin" in pieces:
             params["stdin_open"] = True
         if env:

@@ -28,6 +28,7 @@ struct command_spec {
     std::optional<std::string> script;        // run by bash
     std::optional<std::uint64_t> script_size; // one of so many bytes that comes on its own, and is
                                               // put at upload_path("script", ...) before the start
+    std::string script_sha256;                // of that one, in hexadecimal digits; empty: not told
     bool login = false;                       // the script's bash is a login shell
 
     std::string cwd; // empty: /workspace. One that is not there falls back to /workspace, with a

@@ -79,6 +79,7 @@ std::string command_digest(const command_spec& spec,
     add_field(all, spec.stdin_data.value_or(""));
     add_field(all, spec.stdin_open ? "open" : "");
     add_field(all, spec.script_size ? std::to_string(*spec.script_size) : "");
+    add_field(all, spec.script_sha256);
     add_field(all, spec.merge_output ? "merge" : "");
     add_field(all, timeout ? std::to_string(timeout->count()) : "");
     return sha256_hex(all);

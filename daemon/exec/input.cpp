@@ -124,13 +124,21 @@ input_answer command_input::take_script(const input_chunk& chunk) {
     if (sink_ == sink::nowhere || script_complete_) {
         return {script_.size(), sink_ == sink::nowhere ? input_state::ended : input_state::eof};
     }
+    const std::uint64_t before = script_.size();
     bool complete = false;
     input_answer answer = collect(script_, *with_.script_size, complete, chunk);
     if (complete && script_.size() != *with_.script_size) {
         refuse("the script ends after " + std::to_string(script_.size()) +
                " bytes, announced were " + std::to_string(*with_.script_size));
     }
+    if (script_.size() > before) {
+        const auto known = static_cast<std::size_t>(before - chunk.offset);
+        script_sum_.add(std::string_view(chunk.bytes).substr(known));
+    }
     script_complete_ = script_.size() == *with_.script_size;
+    if (script_complete_ && !with_.script_sha256.empty()) {
+        script_is_another_ = script_sum_.take() != with_.script_sha256;
+    }
     answer.state = script_complete_ ? input_state::eof : input_state::open;
     return answer;
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "base/condition.hpp"
+#include "base/digest.hpp"
 #include "core/command.hpp"
 #include "core/shim_command.hpp"
 #include "core/shim_frames.hpp"
@@ -76,6 +77,7 @@ public:
         std::string exec_id;
         std::filesystem::path directory; // for files
         std::optional<std::uint64_t> script_size;
+        std::string script_sha256; // empty: any script of that size will do
         bool stdin_open = false;
     };
     explicit command_input(parts with);
@@ -87,6 +89,7 @@ public:
 
     // For the session. What there is for its start: waits for it.
     boost::asio::awaitable<void> script_complete();
+    bool script_is_another() const noexcept { return script_is_another_; } // than announced
     boost::asio::awaitable<void> collect_stdin(); // it cannot be handed to a runner
     // The files collected, to be put in place; they live as long as this.
     std::vector<core::upload> files() const;
@@ -121,6 +124,8 @@ private:
     parts with_;
     collected_file script_;
     bool script_complete_ = false;
+    digest script_sum_;
+    bool script_is_another_ = false;
     collected_file stdin_;
     bool stdin_complete_ = false;
 

@@ -28,9 +28,9 @@ constexpr std::chrono::minutes input_patience{10}; // for what must be there bef
 } // namespace
 
 void session::make_input(bool stdin_open) {
-    input_ = std::make_shared<command_input>(
-        command_input::parts{around_.executor, around_.account, around_.shims, id(),
-                             around_.state_dir, command_.script_size, stdin_open});
+    input_ = std::make_shared<command_input>(command_input::parts{
+        around_.executor, around_.account, around_.shims, id(), around_.state_dir,
+        command_.script_size, command_.script_sha256, stdin_open});
 }
 
 asio::awaitable<bool> session::arrives(asio::awaitable<void> input) {

@@ -204,6 +204,14 @@ std::optional<std::uint64_t> fields::generation() {
     return number ? std::optional(static_cast<std::uint64_t>(*number)) : std::nullopt;
 }
 
+std::string fields::sha256(std::string_view name) {
+    const std::string sum = optional_text(name, 64, 64).value_or("");
+    if (sum.find_first_not_of("0123456789abcdef") != std::string::npos) {
+        complain(name, "is not a SHA-256 in small hexadecimal digits");
+    }
+    return sum;
+}
+
 void fields::finish() const {
     for (const auto& [name, value] : object_) {
         if (!seen_.contains(std::string_view(name))) {

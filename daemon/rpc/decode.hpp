@@ -43,7 +43,8 @@ public:
     core::sandbox_key key(std::string_view name);
     std::optional<core::sandbox_key> optional_key(std::string_view name);
     std::string exec_id();
-    std::optional<std::uint64_t> generation(); // of a sandbox
+    std::optional<std::uint64_t> generation();     // of a sandbox
+    std::string sha256(std::string_view name);     // in hexadecimal digits; empty: there is none
     const json::value* raw(std::string_view name); // nothing if absent
 
     bool has(std::string_view name) const { return object_.contains(name); }

@@ -143,6 +143,10 @@ exec_start_params exec_start_params::from(const json::object& object) {
     if (const auto size = in.optional_integer("script_size", 1, longest_script)) {
         command.script_size = static_cast<std::uint64_t>(*size);
     }
+    if (in.has("script_sha256") && !command.script_size) {
+        in.complain("script_sha256", "goes with 'script_size' only");
+    }
+    command.script_sha256 = in.sha256("script_sha256");
     command.argv = in.optional_bytes_list("argv").value_or(std::vector<std::string>{});
     command.script = in.optional_bytes("script");
     if (in.has("login") && in.has("argv")) {

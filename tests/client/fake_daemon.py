@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -392,7 +393,7 @@ class ShellDaemon(FakeDaemon):
         if "script_size" in params:
             command.complete["script"].wait(DEADLINE)
             script = bytes(command.taken["script"])
-            assert len(script) == params["script_size"]
+            assert len(script) == params["script_size"] and hashlib.sha256(script).hexdigest() == params["script_sha256"]
         else:
             script = decode(params["script"]) if "script" in params else shlex.join(map(str, params["argv"])).encode()
         stdin = params.get("stdin")

@@ -210,6 +210,28 @@ def test_nothing_runs_before_the_script_is_there(peer: Peer, emulator: Emulator)
     assert peer.finish(exec_id).stdout == b"whole\n"
 
 
+def test_another_script_than_announced_is_not_run(peer: Peer, emulator: Emulator) -> None:
+    script, other = b"echo one >ran", b"echo two >ran"
+    exec_id = peer.start(script_size=len(script), script_sha256=hashlib.sha256(script).hexdigest())
+    pour(peer, exec_id, other, stream="script")
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.started, ended.error["name"]) == ("failed", "no", "invalid_params")
+    assert "not the one" in ended.message and emulator.sandboxes() == []
+
+
+def test_another_script_of_the_same_size_under_a_known_id_is_refused(peer: Peer) -> None:
+    script, other = b"echo one", b"echo two"
+    announced = {"exec_id": "mine", "script_size": len(script)}
+    known = announced | {"script_sha256": hashlib.sha256(script).hexdigest()}
+    exec_id = peer.start(**known)
+    for at in range(0, len(script), 3):  # the sum is of all of it, in whatever pieces it comes, and twice
+        give(peer, exec_id, at, script[at : at + 3], stream="script")
+        give(peer, exec_id, max(at - 1, 0), script[max(at - 1, 0) : at + 2], stream="script")
+    assert peer.finish(exec_id).stdout == b"one\n"
+    with pytest.raises(RpcFailure, match="exec_id_in_use"):
+        peer.start(**announced | {"script_sha256": hashlib.sha256(other).hexdigest()})
+
+
 def test_a_half_script_is_cancelled_without_a_trace(peer: Peer, emulator: Emulator) -> None:
     exec_id = peer.start(script_size=10)
     give(peer, exec_id, 0, b"abc", stream="script")

@@ -236,6 +236,9 @@ TEST_CASE("shim command: the digest tells every field from every other") {
     for (const char* text : {"a", "/a", "/"}) {
         add([&](auto& spec) { spec.cwd = text; });
     }
+    for (const char* sum : {"", "aa", "ab"}) {
+        add([&](auto& spec) { spec.script_size = 5, spec.script_sha256 = sum; });
+    }
     for (const std::vector<std::pair<std::string, std::string>>& env :
          {std::vector<std::pair<std::string, std::string>>{{"a", ""}},
           {{"a", "b"}},

@@ -276,6 +276,14 @@ TEST_CASE("params: input that comes in pieces") {
                                {exec_with(R"(,"argv":["a"],"stdin":"","stdin_open":true)")});
     refuses<exec_start_params>("script_size", {exec_with(R"(,"script_size":0)"),
                                                exec_with(R"(,"script_size":104857601)")});
+    const std::string sum(64, 'a');
+    CHECK(request_of(R"(,"script_size":5,"script_sha256":")" + sum + "\"").command.script_sha256 ==
+          sum);
+    refuses<exec_start_params>(
+        "script_sha256",
+        {exec_with(R"(,"script_size":5,"script_sha256":"A)" + sum.substr(1) + "\""),
+         exec_with(R"(,"script_size":5,"script_sha256":"abc")"),
+         exec_with(R"(,"argv":["a"],"script_sha256":")" + sum + "\"")});
     const exec::input_chunk chunk =
         decoded<exec_stdin_params>(
             R"({"exec_id":"e","stream":"script","offset":3,"data_b64":"/w==","eof":true})")

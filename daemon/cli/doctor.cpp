@@ -298,6 +298,9 @@ void check_named(report& out, const json::array& orphans, const orders& given) {
 }
 
 int run(const context& here, const arguments& given) {
+    if (given.has("terminate") && !given.has("fix")) {
+        throw usage_error("--terminate goes with --fix; nothing was done", "doctor");
+    }
     report out(here.out, given.has("json"));
     out.add(verdict::info, "version", std::string(sys::version()));
     check_directory(out, "state directory", here.where.state_dir);

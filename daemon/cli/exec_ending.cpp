@@ -39,7 +39,9 @@ exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
     } else {
         const std::string_view started = text_of(exit, "started");
         std::string what = message.empty() ? "the command failed" : message;
-        what += started == "no"    ? " (it did not run)"
+        const bool said = started == "no" && what.find("has not run") != std::string::npos;
+        what += said               ? ""
+                : started == "no"  ? " (it did not run)"
                 : started == "yes" ? " (it ran; how it ended is not known)"
                                    : " (whether it ran is not known)";
         const json::object& error = object_of(exit, "error");

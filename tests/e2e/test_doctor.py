@@ -137,6 +137,11 @@ def test_with_the_keys_kept_all_are_adopted(daemon: Daemon, emulator: Emulator) 
     assert emulator.count(DELETE) == 0
 
 
+def test_a_deletion_that_is_not_ordered_in_full_is_refused(daemon: Daemon) -> None:
+    done = daemon.cli("doctor", "--terminate", "sb_1")
+    assert done.returncode == 2 and b"--terminate goes with --fix; nothing was done" in done.stderr
+
+
 def test_one_of_a_session_at_work_is_left_alone(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         peer.sh("sleep 600 >/dev/null 2>&1 &", persistent=False)

@@ -55,6 +55,10 @@ TEST_CASE("ending: what did not go well says whether it ran") {
         return std::string(end.trouble->what());
     };
     CHECK(text("no") == "no room (it did not run)");
+    CHECK(read_ending(exit_of("failed", nullptr,
+                              {{"started", "no"}, {"message", "no room; it has not run"}}),
+                      0)
+              .trouble->what() == std::string("no room; it has not run"));
     CHECK(text("yes") == "no room (it ran; how it ended is not known)");
     CHECK(text("unknown") == "no room (whether it ran is not known)");
     CHECK(read_ending({}, 0).code == 125);

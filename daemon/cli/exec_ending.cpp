@@ -39,11 +39,13 @@ exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
     } else {
         const std::string_view started = text_of(exit, "started");
         std::string what = message.empty() ? "the command failed" : message;
-        const bool said = started == "no" && what.find("has not run") != std::string::npos;
-        what += said               ? ""
-                : started == "no"  ? " (it did not run)"
-                : started == "yes" ? " (it ran; how it ended is not known)"
-                                   : " (whether it ran is not known)";
+        if (started == "yes") {
+            what += " (it ran; how it ended is not known)";
+        } else if (started != "no") {
+            what += " (whether it ran is not known)";
+        } else if (what.find("has not run") == std::string::npos) {  // the daemon's own words
+            what += " (it has not run)";
+        }
         const json::object& error = object_of(exit, "error");
         end.code = static_cast<int>(exit_code::failed);
         end.trouble.emplace(exit_code::failed, what, std::string(text_of(error, "hint")),

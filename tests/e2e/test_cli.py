@@ -75,7 +75,7 @@ def test_exec_that_times_out(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(("action", "said"), [
-    ({"status": 401, "body": "{}"}, b"did not run"), ({"status": 502, "body": "<html>"}, b"whether it ran is not known"),
+    ({"status": 401, "body": "{}"}, b"has not run"), ({"status": 502, "body": "<html>"}, b"whether it ran is not known"),
     ({"cut_after_lines": 1, "how": "fin"}, b"it ran; how it ended is not known")], ids=str)
 def test_exec_that_fails_says_whether_it_ran(daemon: Daemon, emulator: Emulator, action: dict[str, Any], said: bytes) -> None:
     """With the shim next to nothing stays unknown, so this is without."""

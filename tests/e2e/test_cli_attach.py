@@ -221,7 +221,7 @@ def test_attach_cannot_run_what_no_daemon_has_got_to(daemon: Daemon, emulator: E
     daemon.kill()
     daemon.start()
     done = daemon.cli("attach", "early")
-    assert done.returncode == 125 and b"it did not run" in done.stderr
+    assert done.returncode == 125 and b"it has not run" in done.stderr
 
 
 def test_a_daemon_that_does_not_come_back(daemon: Daemon, emulator: Emulator, how: str) -> None:

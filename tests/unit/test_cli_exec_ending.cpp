@@ -54,7 +54,7 @@ TEST_CASE("ending: what did not go well says whether it ran") {
         CHECK(end.trouble->name() == "cap_reached");
         return std::string(end.trouble->what());
     };
-    CHECK(text("no") == "no room (it did not run)");
+    CHECK(text("no") == "no room (it has not run)");
     CHECK(read_ending(exit_of("failed", nullptr,
                               {{"started", "no"}, {"message", "no room; it has not run"}}),
                       0)

@@ -240,9 +240,13 @@ class Exec:
 
     # -- called under the client's lock by whoever reads the connection: nothing below waits
 
-    def on_output(self, params: Json) -> None:
-        text = params.get("data")
-        data = base64.b64decode(params["data_b64"]) if text is None else text.encode("utf-8", "surrogatepass")
+    def on_output(self, params: Json, raw: memoryview) -> None:
+        if "raw" in params:
+            data = bytes(raw)
+        elif "data" in params:
+            data = params["data"].encode("utf-8", "surrogatepass")
+        else:
+            data = base64.b64decode(params["data_b64"])
         position = params.get("pos", self._received)
         data = data[max(0, self._received - position) :]  # what was sent twice is taken once; a gap is what was dropped
         self._received, self._tries = max(self._received, position) + len(data), 0

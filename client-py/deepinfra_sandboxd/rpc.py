@@ -49,6 +49,16 @@ def encoded_size(value: Any) -> int:
     return len(_encode(value).encode())
 
 
+def raw_size(message: Any) -> int:
+    """Bytes that follow the line of *message*: only an ``exec.output`` is followed by any."""
+    if not isinstance(message, dict) or message.get("method") != "exec.output":
+        return 0
+    size = message["params"].get("raw", 0)
+    if not 0 <= size <= MAX_LINE:
+        raise ValueError("the peer sent output of no possible size")
+    return int(size)
+
+
 def no_tick() -> None:
     """Nothing to look for while waiting."""
 
@@ -121,7 +131,7 @@ class Connection:
         span = {"min": max(1, PROTOCOL - 1), "max": PROTOCOL}
         call = Call(self, self._lock)
         with self._lock:
-            self.request("hello", {"client": client, "protocol": span}, call.answered)
+            self.request("hello", {"client": client, "protocol": span, "raw_output": True}, call.answered)
         answer = call.wait("hello", timeout, tick)
         if isinstance(answer, ConnectionLost) and not self._heard:
             raise answer  # it was just being stopped
@@ -276,24 +286,28 @@ class Connection:
         size = self._sock.recv_into(self._received[self._filled :])
         if size == 0:
             return "the daemon closed it"  # a torn last line is no message
-        begin, scan, self._heard = 0, self._filled, True
+        begin, self._heard = 0, True
         self._filled += size
-        while (end := self._buffer.find(b"\n", scan, self._filled)) >= 0:
-            self._dispatch(json.loads(str(self._received[begin:end], "utf-8")))
-            begin = scan = end + 1
+        while (end := self._buffer.find(b"\n", begin, self._filled) + 1) > 0:
+            message = json.loads(str(self._received[begin:end], "utf-8"))
+            behind = end + raw_size(message)
+            if behind > self._filled:
+                break  # until all of it is there
+            self._dispatch(message, self._received[end:behind])
+            begin = behind
         if self._filled - begin == MAX_LINE:
             return "the peer sent a line longer than any message"
         self._received[: self._filled - begin] = self._received[begin : self._filled]
         self._filled -= begin
         return ""
 
-    def _dispatch(self, message: Any) -> None:
+    def _dispatch(self, message: Any, raw: memoryview) -> None:
         if not isinstance(message, dict):
             raise ValueError("the peer sent something that is not JSON-RPC 2.0")
         method, params = message.get("method"), message.get("params") or {}
         if method == "exec.output":
             if (receiver := self.receivers.get(params["exec_id"])) is not None:
-                receiver.on_output(params)
+                receiver.on_output(params, raw)
         elif method == "exec.exit":
             if (receiver := self.receivers.pop(params["exec_id"], None)) is not None:
                 receiver.on_exit(params)

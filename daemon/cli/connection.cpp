@@ -1,7 +1,6 @@
 #include "cli/connection.hpp"
 
 #include "cli/failure.hpp"
-#include "cli/output_line.hpp"
 #include "sys/paths.hpp"
 #include "sys/peer.hpp"
 #include "sys/system_error.hpp"
@@ -17,6 +16,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace sandboxd::cli {
 namespace fs = std::filesystem;
@@ -46,6 +46,12 @@ failure gibberish(const fs::path& socket) {
     return {exit_code::unresponsive,
             "what answers on " + socket.string() + " does not speak the daemon's protocol",
             std::string(look_at_it)};
+}
+
+// Of an exec.output whose bytes follow its line.
+std::optional<std::int64_t> raw_size(const json::object& message) {
+    if (text_of(message, "method") != "exec.output") return std::nullopt;
+    return integer_of(object_of(message, "params"), "raw");
 }
 
 int milliseconds_until(connection::clock::time_point deadline) {
@@ -112,7 +118,8 @@ connection connection::begin(const std::vector<fs::path>& sockets,
             connection result(std::move(fd), socket);
             result.hello_ = result.send(
                 "hello", {{"client", "deepinfra-sandboxd-cli/" + std::string(sys::version())},
-                          {"protocol", 1}});
+                          {"protocol", 1},
+                          {"raw_output", true}});
             return result;
         }
         tried += (tried.empty() ? "" : ", ") + socket.string();
@@ -212,8 +219,8 @@ void connection::receive() {
         }
         if (n == 0) {
             // What came before the end still counts: often it says why.
-            if (buffer_.find('\n') != std::string::npos) return;
-            throw closed(socket_);
+            if (std::exchange(at_end_, true)) throw closed(socket_);
+            return;
         }
         heard_ = clock::now();
         buffer_.append(bytes, static_cast<std::size_t>(n));
@@ -235,8 +242,11 @@ std::optional<std::string_view> connection::next_line() {
 }
 
 std::optional<json::object> connection::next() {
-    while (const auto line = next_line()) {
-        if (auto output = read_output_line(*line)) return output;
+    raw_ = {};
+    for (;;) {
+        const std::size_t begin = taken_;
+        const auto line = next_line();
+        if (!line) return std::nullopt;
         boost::system::error_code error;
         json::value message = json::parse(json::string_view(line->data(), line->size()), error);
         if (error.failed() || !message.is_object()) throw gibberish(socket_);
@@ -245,9 +255,17 @@ std::optional<json::object> connection::next() {
             ping_.reset();
             continue;
         }
+        if (const auto size = raw_size(object)) {
+            if (*size < 0 || *size > std::int64_t{longest_line}) throw gibberish(socket_);
+            raw_ = std::string_view(buffer_).substr(taken_, static_cast<std::size_t>(*size));
+            taken_ += raw_.size();
+            if (std::cmp_less(raw_.size(), *size)) { // the rest is still to come
+                taken_ = begin;
+                return std::nullopt;
+            }
+        }
         return std::move(object);
     }
-    return std::nullopt;
 }
 
 std::chrono::milliseconds connection::check_pulse() {

@@ -57,6 +57,9 @@ public:
     void receive();
     // The next message that is not a sign of life.
     std::optional<json::object> next();
+    // The bytes that came behind its line, of an exec.output; good until the next call of
+    // receive().
+    std::string_view raw() const noexcept { return raw_; }
     // Asks for a sign of life if one is due. Answers how long to wait for input before the next
     // call; throws if the daemon is unresponsive. Call it only when all input has been taken.
     std::chrono::milliseconds check_pulse();
@@ -81,6 +84,8 @@ private:
     std::int64_t last_id_ = 0;
     std::string buffer_;
     std::size_t taken_ = 0; // bytes of buffer_ already given out
+    std::string_view raw_;  // of buffer_
+    bool at_end_ = false;   // the daemon has closed its side
     clock::time_point heard_ = clock::now();
     std::optional<std::int64_t> ping_;
     clock::time_point ping_sent_{};

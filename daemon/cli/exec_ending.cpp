@@ -43,7 +43,7 @@ exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
             what += " (it ran; how it ended is not known)";
         } else if (started != "no") {
             what += " (whether it ran is not known)";
-        } else if (what.find("has not run") == std::string::npos) {  // the daemon's own words
+        } else if (what.find("has not run") == std::string::npos) { // the daemon's own words
             what += " (it has not run)";
         }
         const json::object& error = object_of(exit, "error");

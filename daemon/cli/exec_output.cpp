@@ -5,7 +5,7 @@
 
 namespace sandboxd::cli {
 
-bool exec_output::take(const json::object& params) {
+bool exec_output::take(const json::object& params, std::string_view raw) {
     const std::string_view name = text_of(params, "stream");
     if (name != "stdout" && name != "stderr") return false;
     const stream to = name == "stdout" ? out : err;
@@ -14,7 +14,10 @@ bool exec_output::take(const json::object& params) {
     auto begin = static_cast<std::uint64_t>(*at);
 
     std::string bytes;
-    if (const auto* data = params.if_contains("data"); data != nullptr && data->is_string()) {
+    if (params.contains("raw")) {
+        bytes = raw;
+    } else if (const auto* data = params.if_contains("data");
+               data != nullptr && data->is_string()) {
         bytes = std::string_view(data->get_string());
     } else if (auto decoded = base64_decode(text_of(params, "data_b64"))) {
         bytes = std::move(*decoded);

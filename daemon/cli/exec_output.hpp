@@ -31,9 +31,9 @@ public:
     explicit exec_output(std::uint64_t window, std::uint64_t start = 0)
         : end_(start), acked_(start), ack_step_(window / 4) {}
 
-    // The params of exec.output. Bytes that were taken before are dropped; a gap is passed over and
-    // counted. False: the message makes no sense.
-    bool take(const json::object& params);
+    // The params of exec.output, and the bytes behind its line. Bytes that were taken before are
+    // dropped; a gap is passed over and counted. False: the message makes no sense.
+    bool take(const json::object& params, std::string_view raw = {});
 
     bool empty() const noexcept { return queue_.empty(); }
     std::size_t queued() const noexcept { return queued_; }

@@ -11,6 +11,7 @@
 #include "cli/exec_ending.hpp"
 #include "cli/exec_output.hpp"
 #include "cli/notices.hpp"
+#include "cli/output_sink.hpp"
 #include "cli/returning_daemon.hpp"
 #include "cli/signals.hpp"
 #include "cli/stdin_feed.hpp"
@@ -18,6 +19,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <system_error>
@@ -29,17 +31,11 @@ using namespace std::chrono_literals;
 using clock = connection::clock;
 
 constexpr std::uint64_t window = exec_call::window;
-// One write that a pipe with any room (POLLOUT) takes whole: PIPE_BUF.
-constexpr std::size_t write_size = 4096;
 // A cancel whose end is not told within this time is given up.
 constexpr auto cancel_patience = 15s;
 
 daemon_gone ended() {
     return {exit_code::unresponsive, "the daemon ended"};
-}
-
-int descriptor(exec_output::stream which) {
-    return which == exec_output::out ? STDOUT_FILENO : STDERR_FILENO;
 }
 
 class exec_session {
@@ -71,7 +67,7 @@ private:
         while (phase_ != phase::apart && !exit_ && !code_) {
             const auto message = daemon->next();
             if (!message) break;
-            handle(*message);
+            handle(*message, daemon->raw());
         }
         if (phase_ == phase::together && !exit_) {
             if (stdin_) stdin_->send(*daemon);
@@ -153,7 +149,7 @@ private:
         pollfd waiting[4] = {
             {listen ? daemon_.fd() : -1, POLLIN, 0},
             {signals_.fd(), POLLIN, 0},
-            {output_.empty() ? -1 : descriptor(output_.next_stream()), POLLOUT, 0},
+            {output_.empty() ? -1 : sinks_[output_.next_stream()].fd(), POLLOUT, 0},
             {read ? STDIN_FILENO : -1, POLLIN, 0},
         };
         if (::poll(waiting, 4, static_cast<int>(patience.count())) < 0 && errno != EINTR) {
@@ -182,11 +178,10 @@ private:
     void write_some() {
         notices_.clear();
         const exec_output::stream to = output_.next_stream();
-        const std::string_view bytes = output_.next_bytes().substr(0, write_size);
-        const ssize_t n = ::write(descriptor(to), bytes.data(), bytes.size());
+        const ssize_t n = sinks_[to].write(output_.next_bytes());
         if (n > 0) {
             if (is_terminal(to)) {
-                notices_.mid_line(bytes[static_cast<std::size_t>(n) - 1] != '\n');
+                notices_.mid_line(output_.next_bytes()[static_cast<std::size_t>(n) - 1] != '\n');
             }
             output_.wrote(static_cast<std::size_t>(n));
         } else if (n < 0 && errno != EINTR && errno != EAGAIN) {
@@ -266,7 +261,7 @@ private:
 
     // -- messages
 
-    void handle(const json::object& message) {
+    void handle(const json::object& message, std::string_view raw) {
         const std::string_view method = text_of(message, "method");
         const json::object& params = object_of(message, "params");
         if (method.empty()) {
@@ -276,7 +271,7 @@ private:
         } else if (text_of(params, "exec_id") != call_.exec_id) {
             return;
         } else if (method == "exec.output") {
-            if (!output_.take(params)) {
+            if (!output_.take(params, raw)) {
                 throw failure(exit_code::unresponsive,
                               "the daemon sent output that makes no sense");
             }
@@ -376,6 +371,7 @@ private:
     std::optional<int> code_;
 
     exec_output output_;
+    std::array<output_sink, 2> sinks_{output_sink(STDOUT_FILENO), output_sink(STDERR_FILENO)};
     std::optional<stdin_feed> stdin_;
     std::string trouble_; // why the command was ended, other than by request
     bool reader_gone_ = false;

@@ -259,7 +259,7 @@ void connection::fill(std::string& buffer) {
             continue;
         }
         if (const std::optional<core::output_chunk> chunk = next->take(piece)) {
-            append_output(buffer, *of, *chunk);
+            append_output(buffer, *of, *chunk, raw_output_);
             ready_.push_back(next);
         } else if (next->exit_due()) {
             buffer += format_notification("exec.exit", encode_exit(*of, *next));

@@ -46,6 +46,9 @@ public:
     // The one of that command that comes here; null: none does.
     std::shared_ptr<exec::feed> feed_of(const std::string& exec_id) const;
 
+    // Whether exec.output has its bytes behind its line, as hello may ask.
+    void send_output_raw(bool raw) noexcept { raw_output_ = raw; }
+
     // A notification that may be missing: left out when the client is slow to read.
     void mention(std::string_view method, json::object params);
 
@@ -74,6 +77,7 @@ private:
     services& parts_;
     line_splitter splitter_;
     bool greeted_ = false;
+    bool raw_output_ = false;
     bool closed_ = false;
     bool draining_ = false; // nothing more is read; closed once what is pending is written
     bool finished_ = false; // the client has sent its last; closed once all it asked for is written

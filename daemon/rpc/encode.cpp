@@ -104,13 +104,17 @@ json::object encode_entry(const exec::session& session) {
     return entry;
 }
 
-void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk) {
-    const json::object params{
-        {"exec_id", session.id()},
-        {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
-        {"offset", chunk.offset},
-        {"pos", chunk.pos}};
-    if (is_utf8(chunk.bytes)) {
+void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk,
+                   bool raw) {
+    json::object params{{"exec_id", session.id()},
+                        {"stream", chunk.stream == core::output_stream::err ? "stderr" : "stdout"},
+                        {"offset", chunk.offset},
+                        {"pos", chunk.pos}};
+    if (raw) {
+        params["raw"] = chunk.bytes.size();
+        to += format_notification("exec.output", params);
+        to += chunk.bytes;
+    } else if (is_utf8(chunk.bytes)) {
         append_notification(to, "exec.output", params, "data", chunk.bytes);
     } else {
         append_notification(to, "exec.output", params, "data_b64", base64_encode(chunk.bytes));

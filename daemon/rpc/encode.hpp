@@ -21,7 +21,8 @@ json::object encode_entry(const exec::session& session); // of exec.list
 json::object encode_exit(const exec::session& session,
                          const exec::feed& feed); // params of exec.exit
 
-// Appends an exec.output as a whole line.
-void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk);
+// Appends an exec.output: a whole line, with `raw` followed by the bytes themselves.
+void append_output(std::string& to, const exec::session& session, const core::output_chunk& chunk,
+                   bool raw);
 
 } // namespace sandboxd::rpc

@@ -1,6 +1,7 @@
 // The daemon itself and its account.
 #include "core/cloud_error.hpp"
 #include "protocol/openrpc.hpp"
+#include "rpc/connection.hpp"
 #include "rpc/encode.hpp"
 #include "rpc/health.hpp"
 #include "rpc/methods.hpp"
@@ -38,12 +39,14 @@ asio::awaitable<json::value> hello(call from, hello_params params) {
                 std::to_string(params.least) +
                 (params.least == params.most ? "" : " to " + std::to_string(params.most)));
     }
+    from.from->send_output_raw(params.raw_output);
     const sandbox::account& account = from.parts.account;
     co_return json::object{
         {"protocol", spoken},
         {"version", sys::version()},
         {"instance", from.parts.instance},
-        {"capabilities", json::array{"exec.attach", "exec.stdin", "fs", "generation"}},
+        {"capabilities",
+         json::array{"exec.attach", "exec.stdin", "fs", "generation", "raw_output"}},
         {"account", json::object{{"configured", account.configured()},
                                  {"fingerprint", fingerprint_or_null(account)}}}};
 }

@@ -66,6 +66,7 @@ hello_params hello_params::from(const json::object& object) {
     } else {
         params.least = params.most = in.integer("protocol", 1, largest);
     }
+    params.raw_output = in.flag("raw_output", false);
     return params;
 }
 

@@ -29,6 +29,7 @@ struct hello_params {
     std::string client;
     std::int64_t least = 1; // versions of the protocol that the client speaks
     std::int64_t most = 1;
+    bool raw_output = false;
     static hello_params from(const json::object& object); // ignores what it does not know
 };
 

@@ -65,7 +65,12 @@ class Peer:
         self.acked: dict[str, int] = {}
         self.windows: dict[str, int] = {}
         self.base: dict[str, int] = {}  # the position that a command was attached at
+        self.raw_output = False
         self.closed = False
+
+    def greeted(self, params: Message) -> Message:
+        self.raw_output = "raw_output" in self.daemon.capabilities and params.get("raw_output", False)
+        return self.daemon.hello()
 
     def raw(self, data: bytes) -> None:
         with self._write:
@@ -95,14 +100,12 @@ class Peer:
                 self.sent[exec_id] = sent + len(piece)
                 offset = self.offsets.get((exec_id, stream), 0)
                 self.offsets[(exec_id, stream)] = offset + len(piece)
-            self.notify(
-                "exec.output",
-                exec_id=exec_id,
-                stream=stream,
-                offset=offset,
-                pos=self.base.get(exec_id, 0) + sent,
-                data_b64=base64.b64encode(piece).decode(),
-            )
+            place = {"exec_id": exec_id, "stream": stream, "offset": offset, "pos": self.base.get(exec_id, 0) + sent}
+            if self.raw_output:
+                line = {"jsonrpc": "2.0", "method": "exec.output", "params": {**place, "raw": len(piece)}}
+                self.raw(json.dumps(line).encode() + b"\n" + piece)
+            else:
+                self.notify("exec.output", **place, data_b64=base64.b64encode(piece).decode())
 
     def flood(self, exec_id: str, data: bytes) -> threading.Thread:
         """``output`` on a thread of its own: a client reads only while somebody waits."""
@@ -136,7 +139,7 @@ class FakeDaemon:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.generation = 1
-        self.capabilities = ["exec.attach", "exec.stdin", "fs", "generation"]
+        self.capabilities = ["exec.attach", "exec.stdin", "fs", "generation", "raw_output"]
         self.instance = "fake"
         self.state = "running"
         self.account: Message = {"configured": True, "fingerprint": None}
@@ -145,7 +148,7 @@ class FakeDaemon:
         self.changed = threading.Condition()
         self.failures: list[str] = []
         self.on: dict[str, Callable[[Peer, Message], Any]] = {
-            "hello": lambda peer, params: self.hello(),
+            "hello": lambda peer, params: peer.greeted(params),
             "daemon.ping": lambda peer, params: {},
             "daemon.health": lambda peer, params: {"health": []},
             "plan.list": lambda peer, params: {"plans": [], "default": None},

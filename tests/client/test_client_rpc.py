@@ -166,6 +166,53 @@ def test_lines_may_arrive_in_any_pieces(fake: FakeDaemon, client: Client) -> Non
     assert (result.returncode, result.stdout) == (3, "grüße".encode())
 
 
+def test_output_behind_its_line_may_arrive_in_any_pieces(fake: FakeDaemon, client: Client) -> None:
+    """Whatever the bytes are: line ends, what looks like a message, zeros. And text in a message is read as before."""
+    execution = client.start(["true"])
+    pieces = [b"\n", b'{"jsonrpc":"2.0","id":1,"result":{}}\n', b"\0\xff\n\n", b"x" * 300]
+    message, pos = b"", 0
+    for piece in pieces:
+        place = {"exec_id": execution.exec_id, "stream": "stdout", "offset": pos, "pos": pos, "raw": len(piece)}
+        message += json.dumps({"jsonrpc": "2.0", "method": "exec.output", "params": place}).encode() + b"\n" + piece
+        pos += len(piece)
+    place |= {"offset": pos, "pos": pos, "data": "text"}
+    del place["raw"]
+    message += json.dumps({"jsonrpc": "2.0", "method": "exec.output", "params": place}).encode() + b"\n"
+
+    def send() -> None:
+        for byte in message:
+            fake.peer().raw(bytes([byte]))
+        fake.peer().exit(execution.exec_id)
+
+    threading.Thread(target=send).start()
+    assert execution.wait(5).stdout == b"".join(pieces) + b"text"
+
+
+@pytest.mark.parametrize("size", [-1, (1 << 20) + 1, "many"])
+def test_output_of_no_possible_size_ends_the_connection(fake: FakeDaemon, client: Client, size: Any) -> None:
+    execution = client.start(["true"])
+    first = fake.peer()
+    first.notify("exec.output", exec_id=execution.exec_id, stream="stdout", offset=0, pos=0, raw=size)
+    fake.on["exec.attach"] = lambda peer, params: {"exec_id": params["exec_id"], "attached": True}
+    fake.on["exec.start"] = lambda peer, params: {"exec_id": params["exec_id"], "accepted": True, "attached": True}
+
+    def end() -> None:
+        fake.wait_for("hello", 2)
+        fake.wait_for("exec.start", 2)
+        fake.peer().exit(execution.exec_id)
+
+    threading.Thread(target=end).start()
+    assert execution.wait(5).returncode == 0 and fake.peer() is not first
+
+
+def test_a_daemon_that_sends_output_in_messages_only_will_do(fake: FakeDaemon, client: Client) -> None:
+    fake.capabilities.remove("raw_output")
+    execution = client.start(["true"])
+    fake.peer().output(execution.exec_id, b"\0\xff")
+    fake.peer().exit(execution.exec_id)
+    assert execution.wait(5).stdout == b"\0\xff"
+
+
 def test_what_the_shell_line_needs_is_sent_as_asked(fake: FakeDaemon, client: Client) -> None:
     client.start(
         script="cat", login=True, key=("p", "t"), timeout=1.5, input=b"\xff\0", env={"A": "b\n"},

@@ -9,7 +9,7 @@ import sys
 import threading
 
 from support.daemon import REPOSITORY, Daemon
-from support.schema import Conversation, Validator
+from support.schema import Conversation, Validator, raw_size
 
 sys.path.insert(0, str(REPOSITORY / "client-py"))
 from deepinfra_sandboxd import Client  # noqa: E402
@@ -21,7 +21,7 @@ class Relay:
     def __init__(self, path: pathlib.Path, daemon: pathlib.Path) -> None:
         self.path, self._daemon = path, daemon
         self.failures: list[str] = []
-        self.lines = 0
+        self.lines = self.raw = 0
         self._validator = Validator()  # here: compiling it can take longer than a client waits for its hello
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
@@ -45,14 +45,17 @@ class Relay:
 
     def _pass_on(self, source: socket.socket, target: socket.socket, judge, lock: threading.Lock) -> None:
         try:
-            for line in source.makefile("rb"):
+            stream = source.makefile("rb")
+            for line in stream:
                 with lock:
+                    size = 0
                     try:
-                        judge(line)
+                        size = raw_size(judge(line) or {})
                     except AssertionError as error:
                         self.failures.append(str(error))
                     self.lines += 1
-                    target.sendall(line)
+                    self.raw += size
+                    target.sendall(line + stream.read(size))
             target.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # one side has gone, and the other follows
@@ -76,4 +79,4 @@ def test_every_line_keeps_to_the_protocol(daemon: Daemon, tmp_path: pathlib.Path
     finally:
         relay.close()
     assert relay.failures == []
-    assert relay.lines > 50
+    assert relay.lines > 50 and relay.raw > 3000000

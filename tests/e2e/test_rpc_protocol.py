@@ -81,10 +81,26 @@ def test_hello_says_who_answers(daemon: Daemon) -> None:
         told = peer.hello()
         status = peer.status()
         assert told["protocol"] == 1
-        assert told["capabilities"] == ["exec.attach", "exec.stdin", "fs", "generation"]
+        assert told["capabilities"] == ["exec.attach", "exec.stdin", "fs", "generation", "raw_output"]
         assert told["instance"] == status["daemon"]["instance"]
         assert told["version"] == status["daemon"]["version"]
         assert told["account"] == {"configured": True, "fingerprint": status["account"]["fingerprint"]}
+
+
+def test_output_comes_behind_its_line_to_those_who_ask(daemon: Daemon) -> None:
+    script = r"printf 'text\n'; printf '\203\377\000\n' >&2; yes 'a line' | head -c 3000000; sleep 0.1; printf '{}\n'"
+    text = b"text\n" + (b"a line\n" * 428572)[:3000000] + b"{}\n"
+    with daemon.peer(hello=False) as peer, daemon.peer() as other:
+        peer.hello(raw_output=True)
+        kinds = []
+        for one in (peer, other):  # the second did not ask
+            name = one.start("/bin/sh", "-c", script)
+            first = one.notification("exec.output", exec_id=name)
+            one._unclaimed.insert(0, {"method": "exec.output", "params": first})
+            done = one.finish(name)
+            assert (done.stdout, done.stderr) == (text, b"\203\377\0\n")
+            kinds.append(first.keys() & {"raw", "data", "data_b64"})
+        assert kinds[0] == {"raw"} and "raw" not in kinds[1]
 
 
 @pytest.mark.parametrize("method", ["daemon.ping", "daemon.status", "exec.start", "no.such.method"])
@@ -144,6 +160,7 @@ def test_versions_that_do_not_fit(daemon: Daemon, protocol: Any) -> None:
     ({"client": "x", "protocol": {"min": 1}}, "protocol.max"),
     ({"client": "x", "protocol": {"min": 2, "max": 1}}, "protocol.max"),
     ({"client": "x", "protocol": {"min": 0, "max": 1}}, "protocol.min"),
+    ({"client": "x", "protocol": 1, "raw_output": "yes"}, "raw_output"),
 ])
 def test_hello_that_makes_no_sense(daemon: Daemon, params: dict[str, Any], field: str) -> None:
     with daemon.peer(hello=False) as peer:

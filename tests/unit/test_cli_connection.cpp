@@ -118,6 +118,54 @@ TEST_CASE("connection: a call and its answer, notifications in between") {
     CHECK(news == "sandbox.progress t");
 }
 
+TEST_CASE("connection: the bytes behind the line of an exec.output, however they arrive") {
+    const std::string bytes = "\n{\"jsonrpc\":\"2.0\"}\n" + std::string("\0\xff", 2);
+    const std::string sent = R"({"jsonrpc":"2.0","method":"exec.output","params":{"pos":0,"raw":)" +
+                             std::to_string(bytes.size()) + "}}\n" + bytes +
+                             R"({"jsonrpc":"2.0","method":"last"})" + "\n";
+    for (std::size_t cut = 0; cut <= sent.size(); ++cut) {
+        CAPTURE(cut);
+        other_end daemon([&](other_end::line_socket& client) {
+            client.greet();
+            client.write(sent.substr(0, cut));
+            client.read(); // until the first part has been looked at
+            client.write(sent.substr(cut));
+            client.read();
+        });
+        connection client = connection::open({daemon.socket()});
+        std::string seen;
+        const auto look = [&] {
+            while (const auto message = client.next()) {
+                seen += client.raw();
+                if (text_of(*message, "method") == "last") seen += "last";
+            }
+        };
+        look(); // what came together with the greeting
+        client.notify("go.on", {});
+        while (!seen.ends_with("last")) {
+            pollfd waiting{client.fd(), POLLIN, 0};
+            REQUIRE(::poll(&waiting, 1, 5000) == 1);
+            client.receive();
+            look();
+        }
+        REQUIRE(seen == bytes + "last");
+    }
+}
+
+TEST_CASE("connection: output of no possible size") {
+    for (const char* size : {"-1", "1048577"}) {
+        other_end daemon([&](other_end::line_socket& client) {
+            client.greet();
+            client.write(R"({"jsonrpc":"2.0","method":"exec.output","params":{"raw":)" +
+                         std::string(size) + "}}\n");
+            client.read();
+        });
+        connection client = connection::open({daemon.socket()});
+        CHECK(failure_of([&] { client.call("daemon.ping", {}); }).code() ==
+              exit_code::unresponsive);
+    }
+}
+
 TEST_CASE("connection: nobody listens") {
     const failure why = failure_of([] { connection::open({"/nonexistent/a", "/nonexistent/b"}); });
     CHECK(why.code() == exit_code::not_running);

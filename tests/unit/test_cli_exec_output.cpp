@@ -31,10 +31,11 @@ TEST_CASE("pieces are written in the order of arrival, bytes intact") {
     CHECK(output.take(piece("stdout", 0, "a")));
     CHECK(output.take(piece("stderr", 1, "b")));
     CHECK(output.take({{"stream", "stdout"}, {"pos", 2}, {"data_b64", "g/8A"}}));
-    CHECK(output.queued() == 5);
-    CHECK(drain(output) == std::string("o:a e:b o:\x83\xff\0 ", 14));
+    CHECK(output.take({{"stream", "stderr"}, {"pos", 5}, {"raw", 2}}, std::string_view("\0\n", 2)));
+    CHECK(output.queued() == 7);
+    CHECK(drain(output) == std::string("o:a e:b o:\x83\xff\0 e:\0\n ", 19));
     CHECK(output.queued() == 0);
-    CHECK(output.missing(5) == 0);
+    CHECK(output.missing(7) == 0);
 }
 
 TEST_CASE("partial writes go on where they stopped") {

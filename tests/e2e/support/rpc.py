@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.schema import Conversation, Validator, output_bytes
+from support.schema import Conversation, Validator, output_bytes, raw_size
 
 READ_LIMIT_S = 30.0
 DEFAULT_KEY = {"profile": "default", "task": "default"}
@@ -103,14 +103,23 @@ class Peer:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line + b"\n"
 
+    def read_bytes(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the daemon closed the connection in the middle of output")
+            self._buffer += data
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
+
     def read(self) -> dict[str, Any]:
         """The next message, validated. ConnectionError at the end of the connection."""
         line = self.read_line()
         if not line:
             raise ConnectionError("the daemon closed the connection")
-        if self._conversation is not None:
-            return self._conversation.received(line)
-        message: dict[str, Any] = json.loads(line)
+        message: dict[str, Any] = json.loads(line) if self._conversation is None else self._conversation.received(line)
+        if size := raw_size(message):
+            message["params"]["raw_bytes"] = self.read_bytes(size)
         return message
 
     def answer(self, request_id: int | None) -> dict[str, Any]:
@@ -156,8 +165,8 @@ class Peer:
         """The result; RpcFailure for an error."""
         return self.result(self.send(method, params))
 
-    def hello(self) -> dict[str, Any]:
-        return self.call("hello", {"client": "tests/1", "protocol": 1})
+    def hello(self, **more: Any) -> dict[str, Any]:
+        return self.call("hello", {"client": "tests/1", "protocol": 1, **more})
 
     def status(self) -> dict[str, Any]:
         return self.call("daemon.status")

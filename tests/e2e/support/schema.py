@@ -258,7 +258,8 @@ class Conversation:
         return obj
 
     def _output(self, command: _Exec, params: dict[str, Any]) -> None:
-        name, stream, size = params["exec_id"], params["stream"], len(output_bytes(params))
+        name, stream = params["exec_id"], params["stream"]
+        size = params.get("raw") or len(output_bytes(params))
         if command.over:
             raise SchemaError(f"{name}: output after exec.exit")
         gap = params["pos"] - command.pos
@@ -288,8 +289,17 @@ class Conversation:
             raise SchemaError(f"{name}: exec.exit counts {params['dropped_bytes']} dropped bytes, {command.dropped} were seen missing")
 
 
+def raw_size(message: dict[str, Any]) -> int:
+    """Bytes that follow the line of a message."""
+    size: int = message["params"].get("raw", 0) if message.get("method") == "exec.output" else 0
+    return size
+
+
 def output_bytes(params: dict[str, Any]) -> bytes:
-    """The bytes of an exec.output."""
+    """The bytes of an exec.output; of one with `raw`, those that the reader has put beside it."""
+    if "raw" in params:
+        raw: bytes = params["raw_bytes"]
+        return raw
     if "data" in params:
         data: str = params["data"]
         return data.encode("utf-8")

@@ -10,8 +10,8 @@ python=/usr/bin/python3 # Debian's, because the test modules are Debian's
 packages=(
     g++ cmake ninja-build ccache
     libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev libboost-url1.81-dev
-    libarchive-dev libssl-dev libspdlog-dev doctest-dev musl-tools
-    python3 python3-pytest python3-jsonschema python3-setuptools python3-wheel mypy
+    libarchive-dev liblz4-dev libssl-dev libspdlog-dev doctest-dev musl-tools
+    python3 python3-pytest python3-jsonschema python3-lz4 python3-setuptools python3-wheel mypy
     curl openssl systemd procps util-linux
 )
 

@@ -1,6 +1,7 @@
 #include "core/shim_frames.hpp"
 
 #include "base/base64.hpp"
+#include "base/lz4.hpp"
 #include "core/mark_board.hpp"
 
 #include <algorithm>
@@ -109,15 +110,19 @@ std::optional<shim_frame> shim_parser::data_frame(std::string_view line, std::si
     const auto offset = number_of(word(rest));
     const std::string_view coding = word(rest);
     const auto size = number_of(word(rest));
-    if (!pos || !offset || !size || !rest.empty() || (coding != "r" && coding != "b")) {
+    const bool packed = coding == "z";
+    const auto told = packed ? number_of(word(rest)) : size; // characters of a packed payload
+    if (!pos || !offset || !size || !told || *told > max_data || !rest.empty() ||
+        (coding != "r" && coding != "b" && !packed)) {
         return fail("a data frame of the shim is malformed");
     }
     std::uint64_t& expected = offsets_[is_stderr ? 1 : 0];
     if (*size == 0 || *size > max_data || *pos != pos_ || *offset != expected || !exact_) {
         return fail("a data frame of the shim does not follow from what came before");
     }
-    const std::size_t length = coding == "r" ? static_cast<std::size_t>(*size)
-                                             : (static_cast<std::size_t>(*size) + 2) / 3 * 4;
+    const std::size_t length = packed          ? static_cast<std::size_t>(*told)
+                               : coding == "r" ? static_cast<std::size_t>(*size)
+                                               : (static_cast<std::size_t>(*size) + 2) / 3 * 4;
     if (buffer_.size() - line_end < length + 1) {
         return std::nullopt; // all of it, then at once
     }
@@ -130,8 +135,11 @@ std::optional<shim_frame> shim_parser::data_frame(std::string_view line, std::si
         frame.bytes = payload;
     } else {
         std::optional<std::string> decoded = base64_decode(payload);
+        if (decoded && packed) {
+            decoded = lz4_unpacked(*decoded, static_cast<std::size_t>(*size));
+        }
         if (!decoded || decoded->size() != *size) {
-            return fail("a data frame of the shim is not base64");
+            return fail("a data frame of the shim is not what it says");
         }
         frame.bytes = std::move(*decoded);
     }

@@ -102,7 +102,10 @@
 //     e POS OFF r N LF payload LF     or of stderr; 1 <= N <= SHIM_FRAME_DATA_MAX.
 //     o POS OFF b N LF payload LF     r: the bytes themselves, all of 0x20..0x7e, LF or TAB, so
 //     e POS OFF b N LF payload LF     that they survive a text channel. b: standard base64 with
-//                                     padding, 4*ceil(N/3) characters, no line breaks.
+//     o POS OFF z N M LF payload LF   padding, 4*ceil(N/3) characters, no line breaks. z: base64 of
+//     e POS OFF z N M LF payload LF   M characters, M < N, of an LZ4 block that unpacks to N bytes;
+//                                     of what is worth it: 4 KiB and more that shrink by a quarter
+//                                     or more.
 // POS is always the position that follows from the frames before it (hello, data, gap).
 //
 // First frame of every call:

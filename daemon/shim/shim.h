@@ -23,6 +23,11 @@
 
 #define BLOCK 65536u // unit of the spool; the most one data frame holds
 
+// -- lz4.c
+
+// The size of `n` bytes packed into an LZ4 block; 0 = it would take more than `room`.
+size_t lz4_pack(const uint8_t* from, size_t n, uint8_t* to, size_t room);
+
 // -- text.c: numbers, encodings, and the frames on stdout
 
 struct text {

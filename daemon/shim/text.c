@@ -297,25 +297,56 @@ void frame_end(void) {
     put_char(&line, '\n');
 }
 
-void frame_data(int stream, uint64_t pos, uint64_t off, const uint8_t* data, size_t n) {
-    const bool plain = is_plain(data, n);
-    const size_t size = plain ? n : base64_size(n);
-    if (sizeof buffer - line.n < size + 128) frame_flush();
+static void data_head(int stream, uint64_t pos, uint64_t off, const char* kind, size_t n) {
     put(&line, stream == 0 ? "o " : "e ");
     put_u64(&line, pos);
     put_char(&line, ' ');
     put_u64(&line, off);
-    put(&line, plain ? " r " : " b ");
+    put(&line, kind);
     put_u64(&line, n);
+}
+
+static void put_base64(const uint8_t* data, size_t n) {
+    base64_encode(data, n, buffer + line.n);
+    line.n += base64_size(n);
+}
+
+#define PACK_MIN 4096
+#define PACK_ROOM(n) ((n) / 16 * 9) // in base64 three quarters of what it was
+#define PACK_REST 15                // frames that are not tried after one that did not shrink
+
+// The size of what is in `packed` now; 0 = it does not pay.
+static uint8_t packed[PACK_ROOM(SHIM_FRAME_DATA_MAX)];
+static size_t pack(const uint8_t* data, size_t n) {
+    static unsigned rest;
+    if (n < PACK_MIN || rest > 0) {
+        rest -= n >= PACK_MIN;
+        return 0;
+    }
+    const size_t size = lz4_pack(data, n, packed, PACK_ROOM(n));
+    if (size == 0) rest = PACK_REST;
+    return size;
+}
+
+void frame_data(int stream, uint64_t pos, uint64_t off, const uint8_t* data, size_t n) {
+    const size_t shrunk = pack(data, n);
+    const bool plain = shrunk == 0 && is_plain(data, n);
+    if (sizeof buffer - line.n < base64_size(n) + 128) frame_flush();
+    data_head(stream, pos, off, shrunk ? " z " : plain ? " r " : " b ", n);
+    if (shrunk) {
+        put_char(&line, ' ');
+        put_u64(&line, base64_size(shrunk));
+    }
     put_char(&line, '\n');
-    if (plain && n >= BLOCK / 2) {
+    if (shrunk) {
+        put_base64(packed, shrunk);
+    } else if (!plain) {
+        put_base64(data, n);
+    } else if (n >= BLOCK / 2) {
         flush_with(data, n); // too much to be copied once more
     } else {
-        if (plain)
-            memcpy(buffer + line.n, data, n);
-        else
-            base64_encode(data, n, buffer + line.n);
-        line.n += size;
+        memcpy(buffer + line.n, data, n);
+        line.n += n;
     }
     put_char(&line, '\n');
 }

@@ -27,6 +27,7 @@ def record(box: Box) -> dict[str, str]:
     seeds = {
         "exit": sh("echo out; echo err >&2; exit 3", "a", "--mark", "/proc/sys/kernel/ostype"),
         "bytes": sh(r"printf '\203\377\000x\n'; printf 'plain' >&2; head -c 300 /bin/sh", "b"),
+        "packed": sh("yes 'a line that repeats' | head -c 50000", "m"),
         "signal": sh("kill -9 $$", "c"),
         "timed_out": sh("echo partial; sleep 60", "d", "--timeout-ms", "50"),
         "failed": said("run", "e", "--", "/no/such/program"),

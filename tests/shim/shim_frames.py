@@ -11,8 +11,11 @@ import dataclasses
 import re
 import urllib.parse
 
+import lz4.block
+
 LINE_MAX = 2048
 DATA_MAX = 65536
+PACK_MIN = 4096
 LAST = {"exit", "more", "lost", "error", "killed", "stdin", "done", "probe"}
 VALUE = re.compile(r"[A-Za-z0-9._~:/,+%-]+")
 
@@ -48,6 +51,8 @@ class Transcript:
     start: int = 0
     raw_bytes: int = 0
     encoded_bytes: int = 0
+    packed_bytes: int = 0
+    payload_bytes: int = 0  # as they came
 
     @property
     def last(self) -> Frame:
@@ -106,15 +111,17 @@ def parse(data: bytes | str, *, cut: bool = False) -> Transcript:
                 offsets = [int(made.hello["out"]), int(made.hello["err"])]
         elif line[:2] in (b"o ", b"e "):
             stream = 0 if line[:1] == b"o" else 1
-            match = re.fullmatch(rb"[oe] (\d+) (\d+) ([rb]) (\d+)", line)
-            if not match:
+            match = re.fullmatch(rb"[oe] (\d+) (\d+) ([rbz]) (\d+)(?: (\d+))?", line)
+            if not match or (match[3] == b"z") != (match[5] is not None):
                 raise FormatError(f"data line {line!r}")
             pos, off, size = int(match[1]), int(match[2]), int(match[4])
             if not 1 <= size <= DATA_MAX:
                 raise FormatError(f"size {size}")
             if pos != made.pos or off != offsets[stream]:
                 raise FormatError(f"{line!r} where position {made.pos} and offset {offsets[stream]} were due")
-            length = size if match[3] == b"r" else (size + 2) // 3 * 4
+            length = int(match[5]) if match[5] else size if match[3] == b"r" else (size + 2) // 3 * 4
+            if match[5] and not (length < size and size >= PACK_MIN):
+                raise FormatError(f"packed for nothing: {line!r}")
             if following + length + 1 > len(content):
                 if cut:
                     break
@@ -123,7 +130,11 @@ def parse(data: bytes | str, *, cut: bool = False) -> Transcript:
             if content[following + length : following + length + 1] != b"\n":
                 raise FormatError("no line feed after a payload")
             following += length + 1
-            if match[3] == b"b":
+            made.payload_bytes += length
+            if match[3] == b"z":
+                payload = lz4.block.decompress(base64.b64decode(payload, validate=True), uncompressed_size=size)
+                made.packed_bytes += size
+            elif match[3] == b"b":
                 payload = base64.b64decode(payload, validate=True)
                 made.encoded_bytes += size
             else:

@@ -1,4 +1,5 @@
 // The reader of the shim's frames: every cut, and everything that a hostile sandbox may print.
+#include "base/base64.hpp"
 #include "core/shim_frames.hpp"
 #include "shim_bench.hpp"
 
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+using namespace sandboxd;
 using namespace sandboxd::core;
 using namespace sandboxd::test;
 
@@ -83,6 +85,41 @@ TEST_CASE("shim frames: the greatest payload, in both codings") {
     for (const bool raw : {true, false}) {
         CHECK(read(hello() + data('o', 0, 0, most, raw)).ends_with("o 0 0 " + most + "\n"));
         CHECK(read(hello() + data('o', 0, 0, most + "x", raw)).ends_with("broken"));
+    }
+}
+
+TEST_CASE("shim frames: a packed payload") {
+    const std::string text = "abcdabcdabcdabcdabcd";
+    // Four literals, then 11 bytes from 4 back, then the five literals that end a block.
+    const std::string block =
+        std::string("\x47") + "abcd" + std::string("\4\0", 2) + "\x50" + "dabcd";
+    const std::string payload = base64_encode(block);
+    const auto frame = [&](std::string_view size, std::string_view length, std::string_view bytes) {
+        return hello() + "o 0 0 z " + std::string(size) + " " + std::string(length) + "\n" +
+               std::string(bytes) + "\n";
+    };
+    CHECK(read(frame("20", "20", payload)).ends_with("o 0 0 " + text + "\n"));
+    for (const std::string& wrong :
+         {frame("19", "20", payload), frame("21", "20", payload), frame("65536", "20", payload),
+          frame("65537", "20", payload), frame("0", "20", payload), frame("20", "16", payload),
+          frame("20", "0", ""), frame("20", "65537", payload), frame("20", "-4", payload),
+          frame("20", "20", std::string(20, 'A')), frame("20", "20", "!" + payload.substr(1)),
+          hello() + "o 0 0 z 20\n" + payload + "\n",
+          hello() + "o 0 0 z 20 20 20\n" + payload + "\n",
+          // a distance that leads before the block's beginning
+          frame("20", "20",
+                base64_encode(std::string("\x47") + "abcd" + std::string("\5\0", 2) + "\x50" +
+                              "dabcd"))}) {
+        CAPTURE(wrong);
+        CHECK(read(wrong).ends_with("broken"));
+    }
+    const std::string whole = frame("20", "20", payload) + "alive pos=20\n";
+    for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
+        shim_parser parser;
+        parser.feed(std::string_view(whole).substr(0, cut));
+        std::string seen = drain(parser);
+        parser.feed(std::string_view(whole).substr(cut));
+        CHECK((seen + drain(parser)).ends_with("o 0 0 " + text + "\nalive pos=20\n"));
     }
 }
 

@@ -38,7 +38,7 @@ def test_short_commands_whose_streams_are_cut(daemon: Daemon, emulator: Emulator
                 emulator.fault_exec({**place, "how": dice.choice(["fin", "rst"])})
             expected = {}
             for n in range(first, first + AT_ONCE):
-                out, err, code = dice.choice([0, 1, 100, 1000]), dice.choice([0, 3, 300]), dice.randrange(256)
+                out, err, code = dice.choice([0, 1, 100, 1000, 5000]), dice.choice([0, 3, 300]), dice.randrange(256)
                 name = peer.start("/bin/sh", "-c", script, "sh", str(n), str(out), str(err), str(code))
                 expected[name] = (code, "".join(f"{i}\n" for i in range(1, out + 1)).encode() + b"\xff\0\xe2\x82\xac",
                                   "".join(f"{i}\n" for i in range(1, err + 1)).encode())

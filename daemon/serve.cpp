@@ -13,6 +13,7 @@
 #include "sys/listener.hpp"
 #include "sys/lock.hpp"
 #include "sys/logging.hpp"
+#include "sys/memory.hpp"
 #include "sys/notify.hpp"
 #include "sys/version.hpp"
 
@@ -37,10 +38,28 @@ namespace {
 constexpr std::chrono::milliseconds farewell{
     1000}; // for clients to read what is pending when the daemon stops
 
+// A daemon without a request for so long, or up to twice as long, gives its memory back.
+constexpr std::chrono::seconds quiet{10};
+
 // Nothing in the background may end but by being told to.
 void must_not_fail(std::exception_ptr problem) {
     if (!is_cancellation(problem)) {
         std::rethrow_exception(problem);
+    }
+}
+
+// Waits without a timer once it rests.
+asio::awaitable<void> rest_when_quiet(rpc::services& parts) {
+    asio::steady_timer pause(co_await asio::this_coro::executor);
+    for (;;) {
+        std::uint64_t seen = 0;
+        do {
+            seen = parts.requests;
+            pause.expires_after(quiet);
+            co_await pause.async_wait(asio::use_awaitable);
+        } while (parts.requests != seen || parts.execs.running() > 0);
+        sys::give_back_memory();
+        co_await parts.asked.wait();
     }
 }
 
@@ -131,7 +150,8 @@ int serve(const sys::settings& settings) {
                         .state_dir = settings.state_dir,
                         .max_active = settings.max_active,
                         .started_at = started_at,
-                        .complaints = std::move(loaded.complaints)};
+                        .complaints = std::move(loaded.complaints),
+                        .asked = condition(executor)};
     rpc::server server(executor, listener.release_fd(), parts);
 
     execs.restore();
@@ -139,6 +159,7 @@ int serve(const sys::settings& settings) {
     asio::co_spawn(context, manager.run(),
                    asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));
     asio::co_spawn(context, server.run(), must_not_fail);
+    asio::co_spawn(context, rest_when_quiet(parts), must_not_fail);
     asio::co_spawn(
         context, stop_when_told(context, signals, parts, server, service_manager, stop_background),
         must_not_fail);

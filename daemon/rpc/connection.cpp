@@ -123,6 +123,7 @@ bool connection::take_line(std::string_view line) {
         return true;
     }
     ++parts_.requests;
+    parts_.asked.notify_all();
     request_message request;
     try {
         request = parse_request(line);

@@ -2,6 +2,7 @@
 // in it outlives the server.
 #pragma once
 
+#include "base/condition.hpp"
 #include "exec/registry.hpp"
 #include "sandbox/account.hpp"
 #include "sandbox/manager.hpp"
@@ -30,6 +31,7 @@ struct services {
     bool stopping = false;         // no new work is taken
     std::uint64_t connections = 0; // since the start
     std::uint64_t requests = 0;
+    condition asked; // when there is one more
 };
 
 } // namespace sandboxd::rpc

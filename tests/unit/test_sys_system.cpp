@@ -3,6 +3,7 @@
 #include "sys/file.hpp"
 #include "sys/listener.hpp"
 #include "sys/lock.hpp"
+#include "sys/memory.hpp"
 #include "sys/notify.hpp"
 #include "sys/peer.hpp"
 
@@ -334,6 +335,26 @@ TEST_CASE("notifications reach a named and an abstract socket") {
     }
     CHECK_NOTHROW(notifier("").ready("nobody listens"));
     CHECK_NOTHROW(notifier("/nonexistent/socket").ready("nobody listens"));
+}
+
+TEST_CASE("memory: code and constants are let go of, and come back") {
+    const auto resident = [] { // KiB of files
+        std::ifstream status("/proc/self/status");
+        std::string name;
+        long kib = 0;
+        while (status >> name && name != "RssFile:") {
+        }
+        status >> kib;
+        return kib;
+    };
+    static const std::string changed =
+        "a constant made at the start"; // in a page that is written to
+    const long before = resident();
+    give_back_memory();
+    const long after = resident();
+    CHECK(after < before / 2);
+    CHECK(changed == "a constant made at the start");
+    CHECK_THROWS_AS(throw std::system_error(EIO, std::generic_category()), std::system_error);
 }
 
 TEST_CASE("peer: who connected, and does it still live") {

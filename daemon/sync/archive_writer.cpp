@@ -50,7 +50,7 @@ struct archive_writer::output {
     }
 };
 
-archive_writer::archive_writer(const std::vector<local_entry>& what,
+archive_writer::archive_writer(std::span<const local_entry> what,
                                std::filesystem::path spool_directory, const std::atomic<bool>& stop)
     : what_(what), stop_(stop), parts_(std::move(spool_directory)),
       out_(std::make_unique<output>()), buffer_(piece) {

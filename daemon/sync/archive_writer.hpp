@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct sent_member {
 class archive_writer {
 public:
     // `what` stays the caller's and outlives this.
-    archive_writer(const std::vector<local_entry>& what, std::filesystem::path spool_directory,
+    archive_writer(std::span<const local_entry> what, std::filesystem::path spool_directory,
                    const std::atomic<bool>& stop);
     ~archive_writer();
     archive_writer(const archive_writer&) = delete;
@@ -38,8 +39,10 @@ public:
 
     // The next part; nothing after the last. Throws std::system_error (ECANCELED when stopped).
     std::optional<part> next(std::uint64_t part_size, double rate);
-    // Of a part that is sent; not while next() is under way.
+    // Of a part that is sent; not while next() is under way. What came back last can be had for
+    // the next archive.
     void recycle(sys::unique_fd fd) { parts_.recycle(std::move(fd)); }
+    sys::unique_fd spare() noexcept { return parts_.spare(); }
 
     // Complete once next() has returned nothing.
     const std::vector<sent_member>& members() const noexcept { return members_; }
@@ -58,7 +61,7 @@ private:
     void write_data(std::uint64_t offset, std::size_t size);
     void write_zeros(std::uint64_t size);
 
-    const std::vector<local_entry>& what_;
+    const std::span<const local_entry> what_;
     const std::atomic<bool>& stop_;
     part_writer parts_;
     std::unique_ptr<output> out_;

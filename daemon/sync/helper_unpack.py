@@ -104,7 +104,8 @@ class Member:
             stretches = sparse_map(self.content)
             os.ftruncate(fd, self.real_size)
         for offset, length in stretches:
-            os.lseek(fd, offset, os.SEEK_SET)
+            if offset:
+                os.lseek(fd, offset, os.SEEK_SET)
             while length:
                 data = self.content.some(min(length, PIECE))
                 length -= len(data)

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sandboxd::sync {
 
@@ -54,6 +55,7 @@ public:
     // The part as it is, and begins a new one with the next write; nothing if it would be empty.
     std::optional<part> take();
     void recycle(sys::unique_fd fd);
+    sys::unique_fd spare() noexcept { return std::move(spare_); } // what was recycled last
 
     static constexpr std::size_t largest_piece = 512U << 10;
 

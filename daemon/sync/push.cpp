@@ -1,9 +1,10 @@
 // push and put: see service.hpp.
 //
 // Rounds: what has to go is read into an archive, part by part, each part is sent while the next is
-// read, and one call in the sandbox puts everything in place. A second round takes what changed
-// while it was read, and what turns out to be missing: each call also tells what of the rest is not
-// there any more.
+// read, and one call in the sandbox puts everything in place; of much there are several archives,
+// each put in place while the next one is sent. A second round takes what changed while it was
+// read, and what turns out to be missing: the first call also tells what of the rest is not there
+// any more.
 #include "base/error.hpp"
 #include "base/id.hpp"
 #include "sync/archive_writer.hpp"
@@ -16,9 +17,12 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace sandboxd::sync {
 namespace asio = boost::asio;
@@ -29,6 +33,11 @@ constexpr int most_rounds = 4;
 constexpr std::size_t most_looked_at = 20'000; // paths of one call
 constexpr const char* senseless = "the sandbox's answer makes no sense";
 constexpr std::uint64_t first_part = 8U << 20; // nothing is sent before it is made
+// Least content of one archive and one call, which costs a round trip and the start of an
+// interpreter. While there is more, a third of what is left: the last one is unpacked while nothing
+// else goes on.
+constexpr std::uint64_t least_batch = 32U << 20;
+constexpr std::uint64_t shares = 3;
 
 class pushing {
 public:
@@ -132,83 +141,186 @@ private:
         for (int round = 0; !plan_.todo().empty() && round < most_rounds; ++round) {
             plan_.unsettle();
             co_await save();
+            bool lost = false;
             try {
                 co_await send_round();
             } catch (const parts_lost&) {
                 // By what an earlier daemon had left at work there, which swept: it comes to an
                 // end.
                 if (round + 1 == most_rounds) throw;
+                lost = true;
             }
+            if (lost) co_await select();
         }
         plan_.give_up_the_rest();
     }
 
+    // A stretch of what has to go: its archive, its parts in the sandbox, and their call there.
+    struct batch {
+        push_plan::stretch what;
+        operation_name operation;
+        sandbox_side there;
+        archive_writer archive;
+        std::size_t parts = 0;
+
+        batch(const pushing& of, push_plan::stretch which)
+            : what(which), operation(of.shop_, of.result_.sandbox_id),
+              there(of.shop_->executor, of.shop_->account, of.result_.sandbox_id, operation.text()),
+              archive(of.plan_.entries(which), of.shop_->state, of.shop_->stopping) {}
+    };
+
+    // One way through all that has to go. What is sent is unpacked while the next batch is sent:
+    // neither side waits for the other, and no more than three batches take room in the sandbox
+    // twice.
+    struct passage {
+        explicit passage(asio::any_io_executor executor) : changed(std::move(executor)) {}
+
+        std::unique_ptr<batch> sent; // to be unpacked
+        bool all_sent = false;
+        std::exception_ptr trouble; // ends both sides
+        condition changed;
+
+        std::uint64_t total = 0; // bytes of content
+        std::uint64_t plain = 0; // of them in parts that were sent
+        std::vector<std::string> claims;
+        std::vector<std::string> gone; // of them
+        bool again = false;
+
+        // A sandbox that is lost is the reason of whatever else there is.
+        void fail(std::exception_ptr why) {
+            if (!trouble || is_lost(why)) trouble = std::move(why);
+            changed.notify_all();
+        }
+    };
+
+    static bool is_lost(const std::exception_ptr& why) {
+        try {
+            std::rethrow_exception(why);
+        } catch (const sandbox_lost&) {
+            return true;
+        } catch (...) {
+            return false;
+        }
+    }
+
     asio::awaitable<void> send_round() {
-        const operation_name operation(shop_, result_.sandbox_id);
-        sandbox_side there(shop_->executor, shop_->account, result_.sandbox_id, operation.text());
-        std::exception_ptr trouble;
+        using namespace asio::experimental::awaitable_operators;
+        passage now(shop_->executor);
+        now.claims = plan_.claims();
+        now.total = plan_.content_of({0, plan_.todo().size()});
+        co_await (send_batches(now) && unpack_batches(now));
+        if (now.trouble) std::rethrow_exception(now.trouble);
+        plan_.all_noted();
+        if (!now.gone.empty()) {
+            // Somebody has removed something: it may be more than what this push is about.
+            shop_->doubt(result_.sandbox_id);
+            co_await look();
+        } else if (now.again) {
+            co_await select();
+        }
+    }
+
+    asio::awaitable<void> send_batches(passage& now) {
+        sys::unique_fd spare;
+        std::uint64_t begun = 0; // bytes of content
+        for (std::size_t end = 0; !now.trouble;) {
+            const std::uint64_t size = std::max(least_batch, (now.total - begun) / shares);
+            const push_plan::stretch which = plan_.stretch_from(end, size);
+            if (which.size == 0) break;
+            begun += plan_.content_of(which);
+            end = which.begin + which.size;
+            auto next = std::make_unique<batch>(*this, which);
+            next->archive.recycle(std::move(spare));
+            try {
+                co_await send_parts(*next, now);
+            } catch (...) {
+                now.fail(std::current_exception());
+            }
+            spare = next->archive.spare();
+            while (now.sent && !now.trouble)
+                co_await now.changed.wait();
+            if (now.trouble) {
+                co_await drop(*next, now.trouble);
+                break;
+            }
+            plan_.give_up_what_is_not_in(which, next->archive);
+            if (next->archive.members().empty()) continue;
+            now.sent = std::move(next);
+            now.changed.notify_all();
+        }
+        now.all_sent = true;
+        now.changed.notify_all();
+    }
+
+    asio::awaitable<void> unpack_batches(passage& now) {
+        for (;;) {
+            while (!now.sent && !now.all_sent)
+                co_await now.changed.wait();
+            const std::unique_ptr<batch> next = std::move(now.sent);
+            if (!next) co_return;
+            now.changed.notify_all();
+            bool unpacked = false;
+            try {
+                if (!now.trouble) {
+                    co_await unpack(*next, now);
+                    unpacked = true;
+                }
+            } catch (...) {
+                now.fail(std::current_exception());
+            }
+            if (!unpacked) co_await drop(*next, now.trouble);
+        }
+    }
+
+    // It may be the room for these parts that the sandbox lacks now.
+    asio::awaitable<void> drop(batch& which, std::exception_ptr why) {
         bool reachable = true;
         try {
-            co_await send_round(operation.text(), there);
+            std::rethrow_exception(why);
         } catch (const sandbox_lost&) {
-            throw;
+            reachable = false;
         } catch (const rpc_error& problem) {
-            trouble = std::current_exception();
             reachable = problem.name() == error_name::no_space ||
                         problem.name() == error_name::sync_failed ||
                         problem.name() == error_name::cloud_error;
-        } catch (const std::system_error&) {
-            trouble = std::current_exception();
+        } catch (...) {
         }
-        if (!trouble) co_return;
-        // It may be the room for these parts that the sandbox lacks now.
+        if (!reachable || shop_->stopping) co_return;
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
-        if (reachable && !shop_->stopping) co_await there.drop(live);
-        std::rethrow_exception(trouble);
+        co_await which.there.drop(live);
     }
 
-    asio::awaitable<void> send_round(std::string operation, sandbox_side& there) {
-        archive_writer archive(plan_.todo(), shop_->state, shop_->stopping);
+    asio::awaitable<void> unpack(batch& what, passage& now) {
+        const std::vector<sent_member>& members = what.archive.members();
         unpack_order order;
-        order.parts = co_await send_parts(archive, there);
-        plan_.give_up_what_is_not_in(archive);
-        const std::vector<sent_member>& members = archive.members();
-        if (members.empty()) co_return;
+        order.parts = what.parts;
         for (std::size_t i = 0; i < members.size(); ++i) {
             if (members[i].torn) order.torn.push_back(i);
         }
         order.ours = plan_.ours();
-        order.claims = plan_.claims();
-        tell("unpacking", archive.bytes(), archive.bytes());
+        // With the first call, before anything of this push is in place.
+        order.claims = std::exchange(now.claims, {});
+        if (now.all_sent) tell("unpacking", now.total, now.total);
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
-        json::object asked = unpack_arguments(operation, live, order);
-        const json::object said = co_await there.call("unpack", std::move(asked));
+        json::object asked = unpack_arguments(what.operation.text(), live, order);
+        const json::object said = co_await what.there.call("unpack", std::move(asked));
         const auto answer = parse_unpack(said, members.size(), order.claims.size());
         if (!answer) throw rpc_error(error_name::sync_failed, senseless);
-        bool again = plan_.note(members, answer->failed);
+        const bool again = plan_.note(what.what, members, answer->failed);
+        now.again = now.again || again;
         for (const std::size_t i : answer->gone) {
+            now.gone.push_back(order.claims[i]);
             if (!plan_.placed().contains(order.claims[i])) plan_.forget(order.claims[i]);
         }
         co_await save();
-        if (!answer->gone.empty()) {
-            // Somebody has removed something: it may be more than what this push is about.
-            shop_->doubt(result_.sandbox_id);
-            co_await look();
-            again = false;
-        }
-        if (again) co_await select();
     }
 
-    // How many parts there were. Each is sent while the next one is made.
-    asio::awaitable<std::size_t> send_parts(archive_writer& archive, sandbox_side& there) {
+    // Each is sent while the next one is made.
+    asio::awaitable<void> send_parts(batch& what, passage& now) {
         using namespace asio::experimental::awaitable_operators;
-        std::uint64_t total = 0;
-        for (const local_entry& each : plan_.todo())
-            total += each.kind == file_kind::file ? each.print.size : 0;
-        std::size_t sent = 0;
-        std::uint64_t plain = 0; // bytes of the archive that are there
-        std::optional<part> ready = co_await produce(archive, first_part);
-        while (ready) {
+        std::optional<part> ready = co_await produce(
+            what.archive, what.what.begin == 0 ? first_part : shop_->upload.part_size());
+        while (ready && !now.trouble) {
             std::optional<part> next;
             std::exception_ptr trouble; // kept, as all have to come to their end
             std::uint64_t gone = 0;
@@ -216,7 +328,7 @@ private:
             bool done = false;
             const auto send = [&]() -> asio::awaitable<void> {
                 try {
-                    co_await send_part(there, sent, *ready, gone);
+                    co_await send_part(what.there, what.parts, *ready, gone);
                 } catch (...) {
                     trouble = std::current_exception();
                 }
@@ -225,24 +337,24 @@ private:
             };
             const auto make = [&]() -> asio::awaitable<void> {
                 try {
-                    next = co_await produce(archive, shop_->upload.part_size());
+                    next = co_await produce(what.archive, shop_->upload.part_size());
                 } catch (...) {
                     if (!trouble) trouble = std::current_exception();
                 }
             };
             const auto report = [&] {
-                tell("sending", std::min(plain + ready->plain * gone / ready->size, total), total);
+                const std::uint64_t part = ready->plain * gone / ready->size;
+                tell("sending", std::min(now.plain + part, now.total), now.total);
             };
             co_await (send() && make() && keep_telling(tick, done, report));
             if (trouble) std::rethrow_exception(trouble);
             report();
-            plain += ready->plain;
+            now.plain += ready->plain;
             result_.wire_bytes += ready->size;
-            ++sent;
-            archive.recycle(std::move(ready->fd));
+            ++what.parts;
+            what.archive.recycle(std::move(ready->fd));
             ready = std::move(next);
         }
-        co_return sent;
     }
 
     asio::awaitable<std::optional<part>> produce(archive_writer& archive, std::uint64_t size) {

@@ -112,25 +112,42 @@ std::vector<std::string> push_plan::claims() const {
     return some;
 }
 
-void push_plan::give_up_what_is_not_in(const archive_writer& archive) {
-    std::vector<bool> there(todo_.size());
-    for (const sent_member& each : archive.members())
-        there[each.entry] = true;
-    for (std::size_t i = 0; i < todo_.size(); ++i) {
-        if (!there[i]) given_up_.insert(todo_[i].remote);
-    }
-    skipped_.insert(skipped_.end(), archive.skipped().begin(), archive.skipped().end());
-    if (archive.members().empty()) todo_.clear();
+push_plan::stretch push_plan::stretch_from(std::size_t end, std::uint64_t bytes) const {
+    stretch next{end, 0};
+    for (std::uint64_t content = 0; end + next.size < todo_.size() && content < bytes;)
+        content += content_of({end + next.size++, 1});
+    return next;
 }
 
-bool push_plan::note(const std::vector<sent_member>& members,
+std::uint64_t push_plan::content_of(stretch which) const {
+    std::uint64_t content = 0;
+    for (const local_entry& each : entries(which))
+        content += each.kind == file_kind::file ? each.print.size : 0;
+    return content;
+}
+
+std::span<const local_entry> push_plan::entries(stretch which) const {
+    return std::span(todo_).subspan(which.begin, which.size);
+}
+
+void push_plan::give_up_what_is_not_in(stretch which, const archive_writer& archive) {
+    std::vector<bool> there(which.size);
+    for (const sent_member& each : archive.members())
+        there[each.entry] = true;
+    for (std::size_t i = 0; i < which.size; ++i) {
+        if (!there[i]) given_up_.insert(todo_[which.begin + i].remote);
+    }
+    skipped_.insert(skipped_.end(), archive.skipped().begin(), archive.skipped().end());
+}
+
+bool push_plan::note(stretch which, const std::vector<sent_member>& members,
                      const std::vector<helper_failure>& failed) {
     std::map<std::size_t, const helper_failure*> failures;
     for (const helper_failure& each : failed)
         failures.emplace(each.index, &each);
     bool again = false;
     for (std::size_t i = 0; i < members.size(); ++i) {
-        const local_entry& entry = todo_[members[i].entry];
+        const local_entry& entry = todo_[which.begin + members[i].entry];
         const auto failure = failures.find(i);
         if (members[i].torn) {
             again = true;
@@ -144,7 +161,6 @@ bool push_plan::note(const std::vector<sent_member>& members,
                  failure->second->text});
         }
     }
-    todo_.clear();
     return again;
 }
 

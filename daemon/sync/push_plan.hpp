@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,10 +46,21 @@ public:
     // some, as one that is not there makes all be looked at. And the directories that would be made
     // on the way, for else nobody would see that they were gone.
     std::vector<std::string> claims() const;
-    // The entries that the archive lacks cannot be read.
-    void give_up_what_is_not_in(const archive_writer& archive);
-    // What became of todo(), which is empty then; whether something of it has to go again.
-    bool note(const std::vector<sent_member>& members, const std::vector<helper_failure>& failed);
+    // A stretch of todo() that travels as one archive.
+    struct stretch {
+        std::size_t begin = 0;
+        std::size_t size = 0; // entries
+    };
+    // The next one after `end`, of about `bytes` of content; of no entries when there is none left.
+    stretch stretch_from(std::size_t end, std::uint64_t bytes) const;
+    std::span<const local_entry> entries(stretch which) const;
+    std::uint64_t content_of(stretch which) const; // bytes of its files
+    // The entries that its archive lacks cannot be read.
+    void give_up_what_is_not_in(stretch which, const archive_writer& archive);
+    // What became of it; whether something of it has to go again.
+    bool note(stretch which, const std::vector<sent_member>& members,
+              const std::vector<helper_failure>& failed);
+    void all_noted() noexcept { todo_.clear(); }
     // It is not there. What was placed by this very push is not placed once more.
     void forget(const std::string& path);
 

@@ -137,6 +137,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._seen_cwds: set[str] = set()  # observed since the last restart
         self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
         self._boot: Boot | None = None  # the one that the session was made in
+        self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
         self._renew_locks()
         _environments.add(self)
@@ -175,11 +176,11 @@ class DeepInfraEnvironment(BaseEnvironment):
                 return {"output": "", "returncode": 125}
 
     def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
-        recreated, result = False, dict[str, Any]()
+        result = dict[str, Any]()
         for _ in range(RESTARTS):
             try:
                 if not call.quiet:
-                    recreated |= self._enter(call)
+                    self._enter(call)
                 elif (answer := self._poll_answer(call, command)) is not None:
                     return answer
             except _Interrupted:
@@ -187,8 +188,6 @@ class DeepInfraEnvironment(BaseEnvironment):
             except SandboxdError as error:
                 text = "" if call.quiet else plain(infrastructure(f"{error}; nothing was run", error.hint))
                 return {"output": text, "returncode": 125}
-            if recreated:
-                self._mark_recreated()
             lost = cwd in NO_PREFERENCE[1:] or (cwd or self.cwd) in self._stale_cwds
             call.handle = None  # the one of the session's snapshot, if that was made again
             try:
@@ -201,7 +200,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                 result = {"output": plain(text), "returncode": 125}
             if call.quiet or not call.refused:
                 break
-        return self._complete(result, call, recreated)
+        return self._complete(result, call)
 
     def _before_execute(self) -> None:
         """hermes's hook in front of each command, in its own thread."""
@@ -365,8 +364,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         gone = state in ("running", "stopped", "absent", "failed") and "kill -0" in command
         return {"output": "1\n" if gone else "", "returncode": 1}
 
-    def _enter(self, call: _Call) -> bool:
-        """Have the sandbox running and the session made in it; True when it had restarted meanwhile."""
+    def _enter(self, call: _Call) -> None:
+        """Have the sandbox running and the session made in it."""
         tick = self._tick()
         boot = self._ensure(tick)
         call.generation = boot[1]
@@ -375,7 +374,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             tick()
         try:
             if boot == self._boot and self._snapshot_ready:
-                return False
+                return
             restarted = self._boot is not None and boot != self._boot
             if restarted:
                 self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
@@ -384,7 +383,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                     self.cwd = WORKSPACE
             self._begin_session(call, tick)
             self._boot = boot  # only now: what was cut short is done again by the next command
-            return restarted
+            self._untold |= restarted
         finally:
             lock.release()
 
@@ -400,7 +399,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         if (end := call.end) is not None and end.reason in ("failed", "lost") and not call.refused:
             raise SandboxdError(f"the session could not be made: {end.message}", hint=end.hint)
 
-    def _complete(self, result: dict[str, Any], call: _Call, recreated: bool) -> dict[str, Any]:
+    def _complete(self, result: dict[str, Any], call: _Call) -> dict[str, Any]:
         if result.get("returncode") is None:
             result["returncode"] = 125  # hermes reads None as success
         if call.quiet and (call.end is None or call.end.reason != "exited"):
@@ -411,8 +410,8 @@ class DeepInfraEnvironment(BaseEnvironment):
                 self._stale_cwds.discard(result["cwd"])
             elif not _survives(result["cwd"]):  # of a command that was still running when the sandbox stopped
                 self._stale_cwds.add(result["cwd"])
-        if recreated:
-            result["environment_recreated"] = True
+        if self._untold and not call.quiet:
+            self._untold, result["environment_recreated"] = False, True
         return result
 
     # -- files: hermes decides what, the daemon carries

@@ -94,12 +94,10 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert environment.cwd == "/workspace"
     ok(environment, "mkdir -p project/src && cd project && git --version >/dev/null || true")
     ok(environment, "cd /workspace/project")
-    ok(
-        environment,
-        "export COUNT=0; step() { COUNT=$((COUNT+1)); export COUNT; echo step $COUNT; }",
-    )
+    ok(environment, "export COUNT=0; echo 'step() { export COUNT=$((COUNT+1)); echo step $COUNT; }' > functions.sh")
     for turn in range(1, 31):
-        assert ok(environment, "step") == f"step {turn}"
+        assert ok(environment, ". ./functions.sh; step") == f"step {turn}"
+    assert environment.execute("step")["returncode"] == 127  # hermes keeps exports, and no function
     content = "line\n" * 20_000 + "EOF\nno newline at the end"
     ok(environment, "cat > src/big.txt", stdin_data=content)
     digest = hashlib.sha256(content.encode()).hexdigest()

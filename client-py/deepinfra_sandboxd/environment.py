@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"  # the only path that survives a stop of the sandbox
 CACHE_BASE = "/workspace/.hermes"  # what hermes synchronises lies here
+WAY_BACK = CACHE_BASE + "/cache"  # and of that what a sandbox may change on the host
 MAX_PULL = 2 << 30  # bytes; hermes applies no more
 BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
@@ -451,9 +452,11 @@ class DeepInfraEnvironment(BaseEnvironment):
                 raise SandboxdError(f"{method}: {one.get('host', '')} {one['remote']}: {text}")
 
     def _pull(self, destination: Path) -> None:
-        """Called when the sandbox was seen to run; if it has stopped all the same, it is not started."""
+        """The caches alone: hermes would take back what a command did to skills, too, and new files beside them.
+
+        Called when the sandbox was seen to run; if it has stopped all the same, it is not started."""
         _, (_, generation) = self._look()
-        params = {"remote": CACHE_BASE, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}
+        params = {"remote": WAY_BACK, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}
         self._client.call("fs.pull", self._named | params | {"generation": generation})
 
 

@@ -71,10 +71,11 @@ def held_making_the_session_again(
 def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile with files that hermes wants in the sandbox."""
     home = Path(os.environ["HERMES_HOME"])
-    for name in ("skills/one.md", "cache/two.txt"):
+    for name in ("skills/one.md", "cache/images/two.txt"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(name)
     file_sync.failures.clear()
+    file_sync.waited.clear()
     # Each command looks again: the interval is hermes's own business.
     original = file_sync.FileSyncManager.__init__
     monkeypatch.setattr(
@@ -662,7 +663,7 @@ def test_an_explicit_removal_lets_go_even_if_the_sandbox_cannot_be_looked_at(
 def test_many_files_of_long_names_go_in_as_many_requests_as_lines_allow(
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
-    directory = Path(os.environ["HERMES_HOME"]) / "cache" / ("d" * 150) / ("e" * 150)
+    directory = Path(os.environ["HERMES_HOME"]) / "cache" / "web" / ("d" * 150) / ("e" * 150)
     directory.mkdir(parents=True)
     for number in range(2000):
         (directory / f"{number}.txt").touch()
@@ -749,27 +750,48 @@ def test_files_are_there_before_the_first_command_and_follow_the_host(
     environment = make(provider)
     assert shell.methods().index("fs.push") < shell.methods().index("exec.start")
     assert (
-        environment.execute("cat .hermes/skills/one.md .hermes/cache/two.txt")["output"] == "skills/one.mdcache/two.txt"
+        environment.execute("cat .hermes/skills/one.md .hermes/cache/images/two.txt")["output"]
+        == "skills/one.mdcache/images/two.txt"
     )
     assert shell.methods().count("fs.push") == 1  # unchanged: nothing was sent again
-    (synchronised / "cache/two.txt").write_text("changed here")
+    (synchronised / "cache/images/two.txt").write_text("changed here")
     (synchronised / "skills/one.md").unlink()
-    assert environment.execute("cat .hermes/cache/two.txt; ls .hermes/skills")["output"] == "changed here"
+    assert environment.execute("cat .hermes/cache/images/two.txt; ls .hermes/skills")["output"] == "changed here"
     assert file_sync.failures == []
 
 
-def test_what_the_sandbox_changed_comes_back_at_cleanup_if_it_runs(
-    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+# What a command, which may be a model's, can do to what is synchronised.
+PLANTED = """
+cd .hermes
+echo there > cache/images/two.txt; echo new > cache/images/new.txt
+mkdir -p skills/two external_skills/0 project_skills plugins/p cache/unknown
+for name in skills/one.md skills/two/SKILL.md external_skills/0/x.md project_skills/x.md plugins/p/__init__.py \
+    token.json other.json config.yaml cache/unknown/x cache/x; do echo evil > $name; done
+"""
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_of_what_the_sandbox_changed_the_caches_come_back_at_cleanup_if_it_runs(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_sync, "credentials", ["token.json"])
+    (synchronised / "token.json").write_text("token.json")
     environment = make(provider)
-    environment.execute("echo there > .hermes/cache/two.txt; echo evil > .hermes/skills/one.md")
+    environment.execute(PLANTED)
     shell.state = "stopped"
     environment.cleanup()
     assert "fs.pull" not in shell.methods()  # which would start it
     shell.state = "running"
     environment.cleanup()
-    assert (synchronised / "cache/two.txt").read_text() == "there\n"
-    assert (synchronised / "skills/one.md").read_text() == "skills/one.md"
+    assert {path.relative_to(synchronised).as_posix(): path.read_text() for path in files_below(synchronised)} == {
+        "cache/images/two.txt": "there\n",
+        "cache/images/new.txt": "new\n",
+        "skills/one.md": "skills/one.md",
+        "token.json": "token.json",
+    }
     assert file_sync.failures == []
 
 
@@ -780,6 +802,7 @@ def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
     good = shell.on["fs.push"]
     shell.on["fs.push"] = lambda peer, params: {**good(peer, params), "skipped": [skipped]}
     assert make(provider).execute("echo ran")["output"] == "ran\n"
+    # The host's file is a copy that hermes made, called by a number: what says which one it is is the other name.
     assert file_sync.failures and "/h /workspace/r: permission denied" in file_sync.failures[0]
 
 

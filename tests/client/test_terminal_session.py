@@ -283,13 +283,18 @@ def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, t
     environment = make(hermes)
     listed = ok(environment, "cd .hermes && find . -type f -name '[!.]*' | sort", cwd="/workspace").split("\n")
     assert listed == ["./cache/images/i.png", "./skills/s/SKILL.md"]
-    ok(
-        environment,
-        "echo changed > .hermes/cache/images/i.png; echo evil > .hermes/skills/s/SKILL.md",
-        cwd="/workspace",
-    )
+    planted = """
+        cd .hermes; mkdir -p plugins/p project_skills/p external_skills/0 cache/unknown
+        echo changed > cache/images/i.png; echo new > cache/images/new.png; ln -s /etc/passwd cache/images/link
+        for name in skills/s/SKILL.md skills/s/run.sh skills/SKILL.md plugins/p/__init__.py project_skills/p/SKILL.md \\
+            external_skills/0/SKILL.md config.yaml cache/x cache/unknown/x ../x; do echo evil > $name; done
+        ln -s ../../skills cache/images/skills; ln -s ../../../x cache/images/x"""
+    ok(environment, planted, cwd="/workspace")
     environment.cleanup()
-    assert cached.read_bytes() == b"changed\n" and skill.read_text().startswith("---")
+    assert cached.read_bytes() == b"changed\n" and cached.with_name("new.png").read_bytes() == b"new\n"
+    found = [path for path in home.rglob("*") if path.is_symlink() or path.is_file()]
+    assert [path for path in found if path.is_symlink() or b"evil" in path.read_bytes()] == []
+    assert sorted(path.name for path in (home / "cache").rglob("*")) == ["i.png", "images", "new.png"]
 
 
 def test_a_file_is_fetched_whatever_it_holds(hermes: DeepInfraProvider, tmp_path: Path) -> None:
@@ -457,10 +462,12 @@ def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, 
 def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanup(
     hermes: DeepInfraProvider, emulator: Emulator
 ) -> None:
-    (Path(os.environ["HERMES_HOME"]) / "cache").mkdir()
-    (Path(os.environ["HERMES_HOME"]) / "cache" / "x").write_text("x")
+    cached = Path(os.environ["HERMES_HOME"]) / "cache" / "web" / "x"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("x")
     environment = make(hermes)
-    ok(environment, "nohup sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid; echo changed > .hermes/cache/x")
+    ok(environment, "nohup sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid")
+    ok(environment, "echo changed > .hermes/cache/web/x", cwd="/workspace")
     polls: list[Any] = []
 
     def poll() -> None:
@@ -480,7 +487,7 @@ def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanu
         eventually(lambda: on_poller() == "1\n", "the daemon has looked, and the process is known to be gone")
         assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
         ok(environment, "true")
-    assert ok(environment, "cat .hermes/cache/x", cwd="/workspace") == "changed"
+    assert ok(environment, "cat .hermes/cache/web/x", cwd="/workspace") == "changed"
 
 
 def test_from_nothing_to_a_first_command(

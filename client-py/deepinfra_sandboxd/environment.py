@@ -14,13 +14,13 @@ import hashlib
 import logging
 import os
 import re
-import sys
+import tarfile
 import threading
 import time
 import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
@@ -39,7 +39,9 @@ logger = logging.getLogger(__name__)
 WORKSPACE = "/workspace"  # the only path that survives a stop of the sandbox
 CACHE_BASE = "/workspace/.hermes"  # what hermes synchronises lies here
 WAY_BACK = CACHE_BASE + "/cache"  # and of that what a sandbox may change on the host
-MAX_PULL = 2 << 30  # bytes; hermes applies no more
+MAX_PULL = 2 << 30  # bytes; hermes applies no more, unless it says otherwise
+# Errors that another try does not help against: hermes would make two, after 2 and 4 s.
+NOTHING_TO_PULL = ("generation_changed", "sandbox_gone", "sandbox_not_found", "file_not_found", "too_large")
 BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
 NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a directory
@@ -99,6 +101,25 @@ def _asked(threads: Iterable[int], *, to_yield: bool) -> bool:
     names = ("is_thread_interrupted", "is_thread_yield_requested")[: 1 + to_yield]
     checks = [check for name in names if (check := getattr(interrupt, name, None))]
     return any(check(thread) for check in checks for thread in threads) or bool(interrupt.is_interrupted())
+
+
+@cache
+def can_unpack() -> bool:
+    """Whether hermes can unpack on this Python what comes back; said once if not."""
+    able = hasattr(tarfile, "data_filter")
+    if not able:
+        logger.warning("deepinfra-sandbox: files that sandboxes change come back with Python 3.11.4 or later only")
+    return able
+
+
+def _pull_limit() -> int:
+    """How many bytes hermes applies at the most."""
+    from tools.environments import file_sync
+
+    try:
+        return max(0, int(file_sync._sync_back_max_bytes()))
+    except Exception:  # it is hermes's own, and its configuration may be anything
+        return MAX_PULL
 
 
 def _survives(cwd: str) -> bool:
@@ -430,7 +451,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             upload_fn=lambda host, remote: self._push([(host, remote)]),
             delete_fn=self._delete,
             bulk_upload_fn=self._push,
-            bulk_download_fn=self._pull,
+            bulk_download_fn=self._pull if can_unpack() else None,
         )
 
     def _push(self, files: list[tuple[str, str]]) -> None:
@@ -454,10 +475,21 @@ class DeepInfraEnvironment(BaseEnvironment):
     def _pull(self, destination: Path) -> None:
         """The caches alone: hermes would take back what a command did to skills, too, and new files beside them.
 
-        Called when the sandbox was seen to run; if it has stopped all the same, it is not started."""
-        _, (_, generation) = self._look()
-        params = {"remote": WAY_BACK, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}
-        self._client.call("fs.pull", self._named | params | {"generation": generation})
+        Called when the sandbox was seen to run; if it has stopped all the same, it is not started, and
+        an empty archive says that there is nothing to apply."""
+        try:
+            state, (_, generation) = self._look()
+            if state == "running":
+                params = {"remote": WAY_BACK, "host": bytes_value(str(destination)), "max_bytes": _pull_limit()}
+                self._client.call("fs.pull", self._named | params | {"generation": generation})
+                return
+            logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: it is %s", state)
+        except RpcError as error:
+            if error.name not in NOTHING_TO_PULL:
+                raise
+            if error.name != "file_not_found":
+                logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: %s", error)
+        tarfile.open(destination, "w").close()
 
 
 _environments: weakref.WeakSet[DeepInfraEnvironment] = weakref.WeakSet()

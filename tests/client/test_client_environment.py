@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
-from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, can_unpack, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
 from tools.environments import file_sync
@@ -76,6 +77,7 @@ def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / name).write_text(name)
     file_sync.failures.clear()
     file_sync.waited.clear()
+    can_unpack.cache_clear()  # and with it what was logged once
     # Each command looks again: the interval is hermes's own business.
     original = file_sync.FileSyncManager.__init__
     monkeypatch.setattr(
@@ -793,6 +795,66 @@ def test_of_what_the_sandbox_changed_the_caches_come_back_at_cleanup_if_it_runs(
         "token.json": "token.json",
     }
     assert file_sync.failures == []
+
+
+@pytest.mark.parametrize("name", ["generation_changed", "sandbox_gone", "sandbox_not_found", "too_large", "stopped"])
+def test_where_nothing_can_be_fetched_hermes_does_not_try_again(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    environment = make(provider)
+    if name == "stopped":  # between hermes's question and ours
+        shell.on["sandbox.get"] = lambda peer, params: {"sandbox": shell._sandbox(params) | {"state": states.pop(0)}}
+        states = ["running", "stopped"]
+    else:
+        shell.on["fs.pull"] = refuse(name, f"what {name} means")
+    environment.cleanup()
+    assert file_sync.failures == [] and file_sync.waited == []
+    assert ("it is stopped" if name == "stopped" else f"what {name} means") in caplog.text
+    shell.on["sandbox.get"] = lambda peer, params: {"sandbox": shell._sandbox(params)}
+    shell.on["fs.pull"] = refuse("cloud_error", "no answer")  # which may be another time
+    environment.cleanup()
+    assert len(file_sync.failures) == 3 and len(file_sync.waited) == 2
+
+
+def test_a_sandbox_without_caches_has_nothing_to_bring_back(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = make(provider)
+    environment.execute("rm -r .hermes/cache")
+    environment.cleanup()
+    assert shell.methods().count("fs.pull") == 1 and file_sync.failures == [] and caplog.text == ""
+
+
+def test_a_python_that_cannot_unpack_what_comes_back_is_spared_the_tries(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    synchronised: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter")
+    for _ in range(2):
+        environment = make(provider)
+        environment.execute(PLANTED)
+        environment.cleanup()
+    assert "fs.pull" not in shell.methods() and file_sync.failures == []
+    assert caplog.text.count("Python 3.11.4") == 1
+
+
+@pytest.mark.parametrize("configured", [1234, -5, None], ids=str)
+def test_no_more_is_fetched_than_hermes_takes(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    synchronised: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: int | None,
+) -> None:
+    if configured is None:
+        monkeypatch.delattr(file_sync, "_sync_back_max_bytes")
+    else:
+        monkeypatch.setattr(file_sync, "max_bytes", configured)
+    make(provider).cleanup()
+    assert shell.wait_for("fs.pull")["max_bytes"] == (2 << 30 if configured is None else max(0, configured))
 
 
 def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import urllib.request
@@ -291,6 +292,9 @@ def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, t
         ln -s ../../skills cache/images/skills; ln -s ../../../x cache/images/x"""
     ok(environment, planted, cwd="/workspace")
     environment.cleanup()
+    if not hasattr(tarfile, "data_filter"):  # Python before 3.11.4
+        assert sorted(path.name for path in (home / "cache").rglob("*")) == ["i.png", "images"]
+        return
     assert cached.read_bytes() == b"changed\n" and cached.with_name("new.png").read_bytes() == b"new\n"
     found = [path for path in home.rglob("*") if path.is_symlink() or path.is_file()]
     assert [path for path in found if path.is_symlink() or b"evil" in path.read_bytes()] == []
@@ -483,7 +487,8 @@ def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanu
     (sandbox,) = emulator.sandboxes()
     for meet_it in (on_poller, lambda: environment.cleanup(force_remove=False)):
         control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
-        assert meet_it() in ("", None)
+        begun = time.monotonic()
+        assert meet_it() in ("", None) and time.monotonic() - begun < 1.5  # hermes would sleep before it tries again
         eventually(lambda: on_poller() == "1\n", "the daemon has looked, and the process is known to be gone")
         assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
         ok(environment, "true")

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 from tools import interrupt
 from tools.environments import base
@@ -45,6 +45,10 @@ NOTHING_TO_PULL = ("generation_changed", "sandbox_gone", "sandbox_not_found", "f
 BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
 NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a directory
+# What hermes runs, also when a session is over, to be rid of processes and directories that it began itself.
+TEARDOWN = re.compile(
+    r"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf /tmp/hermes_(rkernel|exec)_\w+"
+)
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
 Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 
@@ -53,13 +57,14 @@ Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 class _Call:
     """One ``execute``; its threads find it in a context variable, which hermes copies to its worker.
 
-    *quiet*: it is asked for by a poller of background processes, or while the interpreter ends. Then
-    no sandbox is started, and what is no word of the command's own has empty output. *generation* is
-    the start of the sandbox that its commands may run in: in any other they would find neither
+    *quiet*: it is asked for by a poller of background processes, while the interpreter ends, or it is a
+    *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
+    *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
     snapshot nor directory. The daemon refuses them then, before anything has run."""
 
     thread: int
     quiet: bool
+    teardown: bool = False
     generation: int | None = None
     handle: CommandHandle | None = None
 
@@ -130,7 +135,8 @@ def _survives(cwd: str) -> bool:
 class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
-    *signal* is what an interrupt sends to the command: KILL, TERM or INT.
+    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *used* is told each time that
+    the sandbox was made or started or found running.
     """
 
     _stdin_mode = "pipe"
@@ -147,13 +153,14 @@ class DeepInfraEnvironment(BaseEnvironment):
         plan: str | None = None,
         api_key: str | None = None,
         signal: str = "KILL",
+        used: Callable[[DeepInfraEnvironment], None] = lambda _: None,
     ) -> None:
         super().__init__(cwd=WORKSPACE if cwd in NO_PREFERENCE else cwd, timeout=timeout)
         self.key = key
         self._persistent = persistent
         # An ephemeral sandbox lives as long as its session, not as its turn.
         self._session_scoped = not persistent
-        self._client, self._api_key, self._signal = client, api_key, signal
+        self._client, self._api_key, self._signal, self._used = client, api_key, signal, used
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
         self._seen_cwds: set[str] = set()  # observed since the last restart
@@ -175,8 +182,9 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._refresh, self._syncing = threading.Lock(), threading.Lock()
 
     @contextlib.contextmanager
-    def _calling(self) -> Iterator[_Call]:
-        call = _Call(threading.get_ident(), _is_quiet())
+    def _calling(self, command: str = "") -> Iterator[_Call]:
+        teardown = TEARDOWN.fullmatch(command) is not None
+        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown)
         token = _call.set(call)
         try:
             yield call
@@ -188,7 +196,7 @@ class DeepInfraEnvironment(BaseEnvironment):
     ) -> dict[str, Any]:
         """As hermes defines it; *options* are passed on as they come."""
         options |= {"timeout": timeout, "stdin_data": stdin_data}
-        with self._calling() as call:
+        with self._calling(command) as call:
             try:
                 return self._execute(call, command, cwd, options)
             except Exception as error:
@@ -344,6 +352,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         """Have the sandbox running, honouring interrupts; which start of it that is."""
         self._use_account(tick)
         answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
+        self._used(self)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 
     def _use_account(self, tick: Tick) -> None:
@@ -372,10 +381,10 @@ class DeepInfraEnvironment(BaseEnvironment):
         return str(sandbox["state"]), (str(sandbox.get("id")), int(sandbox["generation"]))
 
     def _poll_answer(self, call: _Call, command: str) -> dict[str, Any] | None:
-        """For a poll of a background process: the answer when asking the sandbox is of no use.
+        """For what must not start the sandbox: the answer when asking it is of no use.
 
-        None when it runs and can be asked. A stopped or restarted sandbox has no processes of before;
-        of any other state nothing is known, and empty output keeps hermes polling.
+        None when it runs and can be asked. A stopped or restarted sandbox has no processes of before, so
+        a teardown is done; of any other state nothing is known, and empty output keeps hermes polling.
         """
         if not threading.main_thread().is_alive() and not self._client.alive:
             raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
@@ -383,6 +392,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         if state == "running" and boot == self._boot:
             call.generation = boot[1]  # it may have stopped all the same, and must not be started
             return None
+        if call.teardown:
+            return {"output": "", "returncode": 0}
         gone = state in ("running", "stopped", "absent", "failed") and "kill -0" in command
         return {"output": "1\n" if gone else "", "returncode": 1}
 
@@ -426,6 +437,8 @@ class DeepInfraEnvironment(BaseEnvironment):
             result["returncode"] = 125  # hermes reads None as success
         if call.quiet and (call.end is None or call.end.reason != "exited"):
             result["output"] = ""  # hermes takes any other text for the end of the process
+            if call.teardown and call.refused:
+                result["returncode"] = 0
         if result.get("cwd_observed"):
             if self._boot is not None and call.generation == self._boot[1]:
                 self._seen_cwds.add(result["cwd"])

@@ -111,7 +111,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
         self._clients: dict[tuple[Any, Any], Client] = {}
-        self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, until the session ends
+        self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, those used since their session ended
 
     @property
     def client(self) -> Client:
@@ -148,7 +148,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         persistent = chosen["persistent"]
         if persistent is None:
             persistent = (container_config or {}).get("container_persistent", True)
-        environment = DeepInfraEnvironment(
+        return DeepInfraEnvironment(
             self._client(configured),
             (profile_identity(), task_id),
             cwd=cwd,
@@ -157,10 +157,12 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             plan=chosen["plan"],
             api_key=api_key(),
             signal=signal_name(chosen["interrupt"]),
+            used=self._used,
         )
+
+    def _used(self, environment: DeepInfraEnvironment) -> None:
         if not environment._persistent:
-            self._ephemeral[task_id] = environment
-        return environment
+            self._ephemeral[environment.key[1]] = environment
 
     def end_session(self, session_id: str | None = None, **_: Any) -> None:
         """hermes's hook at the end of a session: its ephemeral sandbox goes with it."""

@@ -338,6 +338,62 @@ def test_pollers_and_cleanup_start_nothing_that_was_stopped_unseen(
     assert shell.methods().count("sandbox.ensure") == ensured and shell.unasked == []
 
 
+def teardowns(pid: int | str) -> tuple[str, ...]:
+    """What hermes runs, from any thread, to be rid of what it began in a sandbox."""
+    return (
+        f"pkill -TERM -P {pid} 2>/dev/null; kill {pid} 2>/dev/null; true",
+        f"kill {pid} 2>/dev/null",
+        "rm -rf /tmp/hermes_rkernel_0123456789ab",
+        "rm -rf /tmp/hermes_exec_0123456789ab",
+    )
+
+
+@pytest.mark.parametrize("way", ["stopped", "stopped unseen", "restarted", "gone"])
+def test_hermes_ends_what_it_began_only_where_that_still_is(
+    shell: ShellDaemon, provider: DeepInfraProvider, way: str
+) -> None:
+    environment = make(provider)
+    ensured = shell.methods().count("sandbox.ensure")
+    for command in teardowns(123456789):
+        if way == "stopped":
+            shell.state = "stopped"
+        elif way == "stopped unseen":
+            shell.stopped_unseen, shell.stopped_seen = True, False
+        elif way == "restarted":
+            shell.generation += 1
+        else:
+            shell.on["sandbox.get"] = refuse("sandbox_gone", "it was deleted")
+        assert environment.execute(command, cwd="/", timeout=15) == {"output": "", "returncode": 0}
+    assert shell.methods().count("sandbox.ensure") == ensured and shell.unasked == []
+    assert len(shell.started) == 1  # the session's own beginning
+
+
+def test_hermes_ends_what_runs(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    for kill in (0, 1):
+        pid = environment.execute("sleep 60 > /dev/null 2>&1 & echo $!")["output"].strip()
+        ensured = shell.methods().count("sandbox.ensure")
+        assert environment.execute(teardowns(pid)[kill], cwd="/", timeout=15)["returncode"] == 0
+        assert shell.methods().count("sandbox.ensure") == ensured
+        eventually(lambda: environment.execute(f"kill -0 {pid}")["returncode"] == 1, "it has ended")
+    directory = Path("/tmp/hermes_rkernel_0123456789ab")
+    directory.mkdir(exist_ok=True)
+    environment.execute(teardowns(pid)[2], cwd="/", timeout=15)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["kill 123456789 2>/dev/null; echo x", "kill -0 123456789 2>/dev/null && echo ALIVE", "rm -rf /tmp/mine"]
+)
+def test_what_only_resembles_that_is_a_command_like_any_other(
+    shell: ShellDaemon, provider: DeepInfraProvider, command: str
+) -> None:
+    environment = make(provider)
+    ensured = shell.methods().count("sandbox.ensure")
+    environment.execute(command)
+    assert shell.methods().count("sandbox.ensure") == ensured + 1
+
+
 @pytest.mark.parametrize("how", ["interrupt", "failure", "lost"])
 def test_a_session_that_could_not_be_made_again_is_made_by_the_next_command(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, how: str

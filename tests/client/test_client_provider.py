@@ -348,6 +348,11 @@ def test_an_ephemeral_sandbox_goes_with_its_session(shell: ShellDaemon, provider
     assert "sandbox.release" not in shell.methods()
     provider.end_session(session_id="s1", reason="done")
     assert shell.wait_for("sandbox.release")["mode"] == "terminate"
+    provider.end_session(session_id="s1")
+    environment.execute("true")  # a session that is taken up again
+    provider.end_session(session_id="s1")
+    assert shell.wait_for("sandbox.release", 2)["mode"] == "terminate"
+    assert shell.methods().count("sandbox.release") == 2
 
 
 def test_paths_do_not_follow_a_pinned_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -435,6 +435,38 @@ def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, e
     eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
 
 
+KILLS = ("pkill -TERM -P 99 2>/dev/null; kill 99 2>/dev/null; true", "kill 99 2>/dev/null", "rm -rf /tmp/hermes_rkernel_0")
+
+
+def test_hermes_ending_its_own_processes_starts_no_sandbox(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    environment = make(hermes)
+    ok(environment, "true")
+    (sandbox,) = emulator.sandboxes()
+    control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
+    for command in KILLS:
+        assert ok(environment, command, cwd="/", timeout=15) == ""
+        assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
+    assert environment.execute("true")["environment_recreated"] is True  # it is told to a command of the model's
+
+
+def test_an_ephemeral_sandbox_that_is_used_after_its_session_ends_with_the_next(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    def left() -> int:
+        return sum(one["state"] != "deleted" for one in emulator.sandboxes())
+
+    environment = make(hermes, task_id="s1", container_config={"container_persistent": False})
+    hermes.end_session(session_id="s1")
+    eventually(lambda: left() == 0, "it is gone")
+    for command in KILLS:
+        assert ok(environment, command, cwd="/", timeout=15) == ""
+    assert left() == 0
+    ok(environment, "true")  # the session was taken up again
+    assert left() == 1
+    hermes.end_session(session_id="s1")
+    eventually(lambda: left() == 0, "it is gone again")
+
+
 def test_profiles_and_tasks_have_sandboxes_of_their_own(
     hermes: DeepInfraProvider, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,25 @@ class DeepInfraEnvironment(BaseEnvironment):
         except Exception as error:
             logger.warning("deepinfra-sandbox: letting go of the sandbox: %s", error)
 
+    def end_session(self) -> None:
+        """Remove the sandbox without waiting for it, since hermes may ask from its event loop; who uses the
+        key next waits for that.
+
+        The interpreter's end waits for our thread, too; when it ends already it takes no more threads,
+        and nobody is held up. A process that is killed leaves the sandbox to the daemon."""
+        thread = threading.Thread(target=self._remove, name="deepinfra-sandboxd-end", daemon=False)
+        _ending[self.key] = thread
+        try:
+            if threading.main_thread().is_alive():
+                return thread.start()
+        except RuntimeError as error:
+            logger.warning("deepinfra-sandbox: no thread to remove a sandbox on: %s", error)
+        self._remove()
+
+    def _remove(self) -> None:
+        self.cleanup(force_remove=True)
+        _ending.pop(self.key, None)
+
     def __del__(self) -> None:
         """Nothing: garbage collection may run anywhere, also while the client's lock is held."""
 
@@ -350,6 +369,9 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _ensure(self, tick: Tick) -> Boot:
         """Have the sandbox running, honouring interrupts; which start of it that is."""
+        while (ending := _ending.get(self.key)) is not None and ending.is_alive():
+            ending.join(LOOK)
+            tick()
         self._use_account(tick)
         answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
         self._used(self)
@@ -506,6 +528,7 @@ class DeepInfraEnvironment(BaseEnvironment):
 
 
 _environments: weakref.WeakSet[DeepInfraEnvironment] = weakref.WeakSet()
+_ending: dict[tuple[str, str], threading.Thread] = {}  # removals under way, by key
 
 
 def _renew_all_locks() -> None:

@@ -168,7 +168,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """hermes's hook at the end of a session: its ephemeral sandbox goes with it."""
         environment = self._ephemeral.pop(session_id or "", None)
         if environment is not None:
-            environment.cleanup(force_remove=True)
+            environment.end_session()
 
     def is_available(self) -> bool:
         return daemon.socket_present(self._setting("socket"))

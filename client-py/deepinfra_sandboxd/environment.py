@@ -46,9 +46,8 @@ BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its lin
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
 NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a directory
 # What hermes runs, also when a session is over, to be rid of processes and directories that it began itself.
-TEARDOWN = re.compile(
-    r"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf /tmp/hermes_(rkernel|exec)_\w+"
-)
+OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
+TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
 Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 
@@ -60,11 +59,14 @@ class _Call:
     *quiet*: it is asked for by a poller of background processes, while the interpreter ends, or it is a
     *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
     *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
-    snapshot nor directory. The daemon refuses them then, before anything has run."""
+    snapshot nor directory. The daemon refuses them then, before anything has run. *cwd* is where the
+    caller sent the command. *to_yield*: somebody takes it over when the user asks for that."""
 
     thread: int
     quiet: bool
     teardown: bool = False
+    cwd: str = ""
+    to_yield: bool = False
     generation: int | None = None
     handle: CommandHandle | None = None
 
@@ -197,6 +199,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         """As hermes defines it; *options* are passed on as they come."""
         options |= {"timeout": timeout, "stdin_data": stdin_data}
         with self._calling(command) as call:
+            call.to_yield = options.get("yield_handler") is not None
             try:
                 return self._execute(call, command, cwd, options)
             except Exception as error:
@@ -218,10 +221,14 @@ class DeepInfraEnvironment(BaseEnvironment):
             except SandboxdError as error:
                 text = "" if call.quiet else plain(infrastructure(f"{error}; nothing was run", error.hint))
                 return {"output": text, "returncode": 125}
-            lost = cwd in NO_PREFERENCE[1:] or (cwd or self.cwd) in self._stale_cwds
+            # /root may mean that nobody chose, or that a session went there. Once one was seen to, it is taken at
+            # its word: at worst another session begins there, and is shown that. Otherwise what the first
+            # meant for its home would be done to /workspace, unseen.
+            nowhere = cwd in NO_PREFERENCE[1:] and cwd not in self._seen_cwds
+            call.cwd = WORKSPACE if nowhere or (cwd or self.cwd) in self._stale_cwds else cwd
             call.handle = None  # the one of the session's snapshot, if that was made again
             try:
-                result = super().execute(command, WORKSPACE if lost else cwd, **options)
+                result = super().execute(command, call.cwd, **options)
             except Exception as error:
                 if call.handle is None:
                     raise
@@ -231,6 +238,14 @@ class DeepInfraEnvironment(BaseEnvironment):
             if call.quiet or not call.refused:
                 break
         return self._complete(result, call)
+
+    def _update_cwd(self, result: dict[str, Any]) -> None:
+        """hermes's: notes where a command ended, for commands that are not sent anywhere, such as background
+        jobs. One that stayed where it was sent has not moved the session, nor has a script of hermes's own."""
+        before, call = self.cwd, _call.get()
+        super()._update_cwd(result)
+        if call is not None and (self.cwd == call.cwd or re.fullmatch(OWN_DIRECTORY, self.cwd)):
+            self.cwd = before
 
     def _before_execute(self) -> None:
         """hermes's hook in front of each command, in its own thread."""
@@ -345,7 +360,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             generation=call.generation,
             **self._wanted,
         )
-        wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=True)
+        wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=call.to_yield)
         call.handle = CommandHandle(
             prepare, limit=timeout, interrupted=wanted_back, signal=self._signal, quiet=call.quiet
         )

@@ -222,6 +222,65 @@ def test_a_short_command_does_not_pay_for_hermes_polling(shell: ShellDaemon, pro
     assert sorted(lateness)[2] < 0.06  # includes bash saving the session
 
 
+def test_a_yield_that_nobody_can_take_slows_no_command_down(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    thread = threading.get_ident()
+    interrupt.request_yield(thread)  # of a command that has ended since; hermes leaves it standing
+    try:
+        lateness = []
+        for _ in range(5):
+            environment.execute("sleep 0.27; date +%s.%N > ended")
+            lateness.append(time.time() - float((shell.directory / "ended").read_text()))
+        assert sorted(lateness)[2] < 0.06 and interrupt.is_thread_yield_requested(thread)
+    finally:
+        interrupt.consume_yield(thread)
+
+
+@pytest.mark.parametrize("how", ["/", "another"])
+def test_a_command_that_stays_where_it_was_sent_does_not_move_the_session(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path, how: str
+) -> None:
+    """execute_code runs all of its own in "/", a command has a directory of its own, and a background job has none."""
+    environment = make(provider)
+    there = "/" if how == "/" else str(tmp_path)
+    environment.execute("mkdir p; cd p", cwd=environment.cwd)
+    result = environment.execute("true", cwd=there)
+    assert result["cwd"] == there and result["cwd_observed"] is True
+    assert environment.execute("pwd")["output"].strip() == str(shell.directory / "p")
+    environment.execute("cd /", cwd=there)
+    environment.execute("cd ..", cwd=str(shell.directory / "p"))
+    assert environment.cwd == str(shell.directory)
+
+
+def test_a_directory_that_hermes_removes_next_is_not_the_sessions(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    directory = Path("/tmp/hermes_exec_0123456789ab")
+    directory.mkdir(exist_ok=True)
+    result = environment.execute(f"cd {directory} && echo script")
+    assert result["cwd"] == str(directory)
+    environment.execute(f"rm -rf {directory}", cwd="/", timeout=15)
+    result = environment.execute("pwd")
+    assert (result["output"].strip(), result["returncode"]) == (str(shell.directory), 0)
+
+
+def test_home_is_honoured_where_somebody_went_and_no_preference_elsewhere(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = str(tmp_path / "root")
+    Path(home).mkdir()
+    monkeypatch.setattr("deepinfra_sandboxd.environment.NO_PREFERENCE", ("", "~", home))
+    environment = make(provider, cwd=home)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+    result = environment.execute(f"cd {home}", cwd=str(shell.directory))
+    assert environment.execute("pwd", cwd=result["cwd"])["output"].strip() == home
+    assert environment.execute("pwd", cwd="~")["output"].strip() == str(shell.directory)
+    restart(shell)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+
+
 def test_many_threads_on_one_object(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     results: dict[int, str] = {}

@@ -116,6 +116,16 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
 
 
+def test_where_a_background_job_begins_and_where_home_is(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    moved = environment.execute("mkdir p; cd p", cwd="/workspace")
+    assert (environment.cwd, moved["cwd"]) == ("/workspace/p", "/workspace/p")
+    assert environment.execute("true", cwd="/", timeout=15)["cwd"] == "/"  # execute_code's
+    assert ok(environment, "nohup bash -lc pwd 2>&1") == "/workspace/p"
+    at_home = environment.execute("cd ~", cwd=moved["cwd"])
+    assert ok(environment, "pwd", cwd=at_home["cwd"]) == at_home["cwd"]
+
+
 @pytest.mark.parametrize("size", [0, 1, 131_073, 5_000_000])
 def test_a_file_of_any_size_is_written_through_stdin(hermes: DeepInfraProvider, size: int) -> None:
     environment = make(hermes)

@@ -194,6 +194,21 @@ def test_the_doctor_asks_whether_the_key_is_good_and_the_picker_only_what_is_kno
     assert provider.probe() == ("needs_setup", "The key was refused. make a new one")
 
 
+@pytest.mark.parametrize("method", ["hello", "daemon.health", "plan.list"])
+def test_the_doctor_is_quick_whatever_does_not_answer(
+    shell: ShellDaemon, provider: DeepInfraProvider, method: str
+) -> None:
+    """`hermes status` prints it, too."""
+    shell.on[method] = lambda peer, params: NO_ANSWER
+    begun = time.monotonic()
+    ok, label, detail = provider.doctor_checks()[-1]
+    assert time.monotonic() - begun < 2.5
+    if method == "plan.list":  # the daemon is well: it waits for the cloud
+        assert (ok, label) == (False, "DeepInfra API key") and "deepinfra-sandboxd doctor" in detail
+    else:
+        assert (ok, label) == (False, "deepinfra-sandboxd") and "systemctl --user restart" in detail
+
+
 def test_setting_up_starts_the_daemon_hands_it_the_key_and_says_what_is_missing(
     shell: ShellDaemon,
     provider: DeepInfraProvider,

@@ -422,8 +422,8 @@ if sys.argv[1] == "at exit":
 else:
     provider.end_session(session_id="s1")
 """
-    paths = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", program, when], check=True, env={**os.environ, "PYTHONPATH": paths}, timeout=30)
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program, when], check=True, env=surroundings, timeout=30)
     assert shell.wait_for("sandbox.release")["mode"] == "terminate"
 
 

@@ -445,7 +445,11 @@ def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, e
     eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
 
 
-KILLS = ("pkill -TERM -P 99 2>/dev/null; kill 99 2>/dev/null; true", "kill 99 2>/dev/null", "rm -rf /tmp/hermes_rkernel_0")
+KILLS = (
+    "pkill -TERM -P 99 2>/dev/null; kill 99 2>/dev/null; true",
+    "kill 99 2>/dev/null",
+    "rm -rf /tmp/hermes_rkernel_0",
+)
 
 
 def test_hermes_ending_its_own_processes_starts_no_sandbox(hermes: DeepInfraProvider, emulator: Emulator) -> None:

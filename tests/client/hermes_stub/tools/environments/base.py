@@ -162,7 +162,8 @@ class BaseEnvironment(ABC):
         return f"{{ {what}; }} > {temporary} 2>/dev/null && mv -f {temporary} {self._snapshot_path}"
 
     def init_session(self) -> None:
-        script = f"{self._save('export -p; declare -f; alias -p')} || exit 1\ncd -- {shlex.quote(self.cwd)} 2>/dev/null\n{self._marker_line()}"
+        save, cwd = self._save("export -p; declare -f; alias -p"), shlex.quote(self.cwd)
+        script = f"{save} || exit 1\ncd -- {cwd} 2>/dev/null\n{self._marker_line()}"
         handle = self._spawn(script, login=True, timeout=self._snapshot_timeout, stdin_data=None)
         result = self._wait_for_process(handle, self._snapshot_timeout)
         if result["returncode"] == 0:

@@ -14,15 +14,15 @@ import hashlib
 import logging
 import os
 import re
-import sys
+import tarfile
 import threading
 import time
 import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 from tools import interrupt
 from tools.environments import base
@@ -38,10 +38,16 @@ logger = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"  # the only path that survives a stop of the sandbox
 CACHE_BASE = "/workspace/.hermes"  # what hermes synchronises lies here
-MAX_PULL = 2 << 30  # bytes; hermes applies no more
+WAY_BACK = CACHE_BASE + "/cache"  # and of that what a sandbox may change on the host
+MAX_PULL = 2 << 30  # bytes; hermes applies no more, unless it says otherwise
+# Errors that another try does not help against: hermes would make two, after 2 and 4 s.
+NOTHING_TO_PULL = ("generation_changed", "sandbox_gone", "sandbox_not_found", "file_not_found", "too_large")
 BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
 DAEMON_GRACE = 10  # seconds: hermes's own time-out comes first and is the one reported
 NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a directory
+# What hermes runs, also when a session is over, to be rid of processes and directories that it began itself.
+OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
+TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
 Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 
@@ -50,13 +56,17 @@ Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 class _Call:
     """One ``execute``; its threads find it in a context variable, which hermes copies to its worker.
 
-    *quiet*: it is asked for by a poller of background processes, or while the interpreter ends. Then
-    no sandbox is started, and what is no word of the command's own has empty output. *generation* is
-    the start of the sandbox that its commands may run in: in any other they would find neither
-    snapshot nor directory. The daemon refuses them then, before anything has run."""
+    *quiet*: it is asked for by a poller of background processes, while the interpreter ends, or it is a
+    *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
+    *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
+    snapshot nor directory. The daemon refuses them then, before anything has run. *cwd* is where the
+    caller sent the command. *to_yield*: somebody takes it over when the user asks for that."""
 
     thread: int
     quiet: bool
+    teardown: bool = False
+    cwd: str = ""
+    to_yield: bool = False
     generation: int | None = None
     handle: CommandHandle | None = None
 
@@ -100,6 +110,25 @@ def _asked(threads: Iterable[int], *, to_yield: bool) -> bool:
     return any(check(thread) for check in checks for thread in threads) or bool(interrupt.is_interrupted())
 
 
+@cache
+def can_unpack() -> bool:
+    """Whether hermes can unpack on this Python what comes back; said once if not."""
+    able = hasattr(tarfile, "data_filter")
+    if not able:
+        logger.warning("deepinfra-sandbox: files that sandboxes change come back with Python 3.11.4 or later only")
+    return able
+
+
+def _pull_limit() -> int:
+    """How many bytes hermes applies at the most."""
+    from tools.environments import file_sync
+
+    try:
+        return max(0, int(file_sync._sync_back_max_bytes()))
+    except Exception:  # it is hermes's own, and its configuration may be anything
+        return MAX_PULL
+
+
 def _survives(cwd: str) -> bool:
     """Whether a directory is there again after a stop; "/" always is."""
     return cwd == "/" or f"{cwd}/".startswith(WORKSPACE + "/")
@@ -108,7 +137,8 @@ def _survives(cwd: str) -> bool:
 class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
-    *signal* is what an interrupt sends to the command: KILL, TERM or INT.
+    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *used* is told each time that
+    the sandbox was made or started or found running.
     """
 
     _stdin_mode = "pipe"
@@ -125,18 +155,20 @@ class DeepInfraEnvironment(BaseEnvironment):
         plan: str | None = None,
         api_key: str | None = None,
         signal: str = "KILL",
+        used: Callable[[DeepInfraEnvironment], None] = lambda _: None,
     ) -> None:
         super().__init__(cwd=WORKSPACE if cwd in NO_PREFERENCE else cwd, timeout=timeout)
         self.key = key
         self._persistent = persistent
         # An ephemeral sandbox lives as long as its session, not as its turn.
         self._session_scoped = not persistent
-        self._client, self._api_key, self._signal = client, api_key, signal
+        self._client, self._api_key, self._signal, self._used = client, api_key, signal, used
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
         self._seen_cwds: set[str] = set()  # observed since the last restart
         self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
         self._boot: Boot | None = None  # the one that the session was made in
+        self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
         self._renew_locks()
         _environments.add(self)
@@ -152,8 +184,9 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._refresh, self._syncing = threading.Lock(), threading.Lock()
 
     @contextlib.contextmanager
-    def _calling(self) -> Iterator[_Call]:
-        call = _Call(threading.get_ident(), _is_quiet())
+    def _calling(self, command: str = "") -> Iterator[_Call]:
+        teardown = TEARDOWN.fullmatch(command) is not None
+        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown)
         token = _call.set(call)
         try:
             yield call
@@ -165,7 +198,8 @@ class DeepInfraEnvironment(BaseEnvironment):
     ) -> dict[str, Any]:
         """As hermes defines it; *options* are passed on as they come."""
         options |= {"timeout": timeout, "stdin_data": stdin_data}
-        with self._calling() as call:
+        with self._calling(command) as call:
+            call.to_yield = options.get("yield_handler") is not None
             try:
                 return self._execute(call, command, cwd, options)
             except Exception as error:
@@ -175,11 +209,11 @@ class DeepInfraEnvironment(BaseEnvironment):
                 return {"output": "", "returncode": 125}
 
     def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
-        recreated, result = False, dict[str, Any]()
+        result = dict[str, Any]()
         for _ in range(RESTARTS):
             try:
                 if not call.quiet:
-                    recreated |= self._enter(call)
+                    self._enter(call)
                 elif (answer := self._poll_answer(call, command)) is not None:
                     return answer
             except _Interrupted:
@@ -187,12 +221,14 @@ class DeepInfraEnvironment(BaseEnvironment):
             except SandboxdError as error:
                 text = "" if call.quiet else plain(infrastructure(f"{error}; nothing was run", error.hint))
                 return {"output": text, "returncode": 125}
-            if recreated:
-                self._mark_recreated()
-            lost = cwd in NO_PREFERENCE[1:] or (cwd or self.cwd) in self._stale_cwds
+            # /root may mean that nobody chose, or that a session went there. Once one was seen to, it is taken at
+            # its word: at worst another session begins there, and is shown that. Otherwise what the first
+            # meant for its home would be done to /workspace, unseen.
+            nowhere = cwd in NO_PREFERENCE[1:] and cwd not in self._seen_cwds
+            call.cwd = WORKSPACE if nowhere or (cwd or self.cwd) in self._stale_cwds else cwd
             call.handle = None  # the one of the session's snapshot, if that was made again
             try:
-                result = super().execute(command, WORKSPACE if lost else cwd, **options)
+                result = super().execute(command, call.cwd, **options)
             except Exception as error:
                 if call.handle is None:
                     raise
@@ -201,7 +237,15 @@ class DeepInfraEnvironment(BaseEnvironment):
                 result = {"output": plain(text), "returncode": 125}
             if call.quiet or not call.refused:
                 break
-        return self._complete(result, call, recreated)
+        return self._complete(result, call)
+
+    def _update_cwd(self, result: dict[str, Any]) -> None:
+        """hermes's: notes where a command ended, for commands that are not sent anywhere, such as background
+        jobs. One that stayed where it was sent has not moved the session, nor has a script of hermes's own."""
+        before, call = self.cwd, _call.get()
+        super()._update_cwd(result)
+        if call is not None and (self.cwd == call.cwd or re.fullmatch(OWN_DIRECTORY, self.cwd)):
+            self.cwd = before
 
     def _before_execute(self) -> None:
         """hermes's hook in front of each command, in its own thread."""
@@ -231,6 +275,25 @@ class DeepInfraEnvironment(BaseEnvironment):
                 self._client.post("sandbox.release", self._named | {"mode": "keep"})
         except Exception as error:
             logger.warning("deepinfra-sandbox: letting go of the sandbox: %s", error)
+
+    def end_session(self) -> None:
+        """Remove the sandbox without waiting for it, since hermes may ask from its event loop; who uses the
+        key next waits for that.
+
+        The interpreter's end waits for our thread, too; when it ends already it takes no more threads,
+        and nobody is held up. A process that is killed leaves the sandbox to the daemon."""
+        thread = threading.Thread(target=self._remove, name="deepinfra-sandboxd-end", daemon=False)
+        _ending[self.key] = thread
+        try:
+            if threading.main_thread().is_alive():
+                return thread.start()
+        except RuntimeError as error:
+            logger.warning("deepinfra-sandbox: no thread to remove a sandbox on: %s", error)
+        self._remove()
+
+    def _remove(self) -> None:
+        self.cleanup(force_remove=True)
+        _ending.pop(self.key, None)
 
     def __del__(self) -> None:
         """Nothing: garbage collection may run anywhere, also while the client's lock is held."""
@@ -297,7 +360,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             generation=call.generation,
             **self._wanted,
         )
-        wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=True)
+        wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=call.to_yield)
         call.handle = CommandHandle(
             prepare, limit=timeout, interrupted=wanted_back, signal=self._signal, quiet=call.quiet
         )
@@ -321,8 +384,12 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _ensure(self, tick: Tick) -> Boot:
         """Have the sandbox running, honouring interrupts; which start of it that is."""
+        while (ending := _ending.get(self.key)) is not None and ending.is_alive():
+            ending.join(LOOK)
+            tick()
         self._use_account(tick)
         answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
+        self._used(self)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 
     def _use_account(self, tick: Tick) -> None:
@@ -351,10 +418,10 @@ class DeepInfraEnvironment(BaseEnvironment):
         return str(sandbox["state"]), (str(sandbox.get("id")), int(sandbox["generation"]))
 
     def _poll_answer(self, call: _Call, command: str) -> dict[str, Any] | None:
-        """For a poll of a background process: the answer when asking the sandbox is of no use.
+        """For what must not start the sandbox: the answer when asking it is of no use.
 
-        None when it runs and can be asked. A stopped or restarted sandbox has no processes of before;
-        of any other state nothing is known, and empty output keeps hermes polling.
+        None when it runs and can be asked. A stopped or restarted sandbox has no processes of before, so
+        a teardown is done; of any other state nothing is known, and empty output keeps hermes polling.
         """
         if not threading.main_thread().is_alive() and not self._client.alive:
             raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
@@ -362,11 +429,13 @@ class DeepInfraEnvironment(BaseEnvironment):
         if state == "running" and boot == self._boot:
             call.generation = boot[1]  # it may have stopped all the same, and must not be started
             return None
+        if call.teardown:
+            return {"output": "", "returncode": 0}
         gone = state in ("running", "stopped", "absent", "failed") and "kill -0" in command
         return {"output": "1\n" if gone else "", "returncode": 1}
 
-    def _enter(self, call: _Call) -> bool:
-        """Have the sandbox running and the session made in it; True when it had restarted meanwhile."""
+    def _enter(self, call: _Call) -> None:
+        """Have the sandbox running and the session made in it."""
         tick = self._tick()
         boot = self._ensure(tick)
         call.generation = boot[1]
@@ -375,7 +444,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             tick()
         try:
             if boot == self._boot and self._snapshot_ready:
-                return False
+                return
             restarted = self._boot is not None and boot != self._boot
             if restarted:
                 self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
@@ -384,7 +453,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                     self.cwd = WORKSPACE
             self._begin_session(call, tick)
             self._boot = boot  # only now: what was cut short is done again by the next command
-            return restarted
+            self._untold |= restarted
         finally:
             lock.release()
 
@@ -400,19 +469,21 @@ class DeepInfraEnvironment(BaseEnvironment):
         if (end := call.end) is not None and end.reason in ("failed", "lost") and not call.refused:
             raise SandboxdError(f"the session could not be made: {end.message}", hint=end.hint)
 
-    def _complete(self, result: dict[str, Any], call: _Call, recreated: bool) -> dict[str, Any]:
+    def _complete(self, result: dict[str, Any], call: _Call) -> dict[str, Any]:
         if result.get("returncode") is None:
             result["returncode"] = 125  # hermes reads None as success
         if call.quiet and (call.end is None or call.end.reason != "exited"):
             result["output"] = ""  # hermes takes any other text for the end of the process
+            if call.teardown and call.refused:
+                result["returncode"] = 0
         if result.get("cwd_observed"):
             if self._boot is not None and call.generation == self._boot[1]:
                 self._seen_cwds.add(result["cwd"])
                 self._stale_cwds.discard(result["cwd"])
             elif not _survives(result["cwd"]):  # of a command that was still running when the sandbox stopped
                 self._stale_cwds.add(result["cwd"])
-        if recreated:
-            result["environment_recreated"] = True
+        if self._untold and not call.quiet:
+            self._untold, result["environment_recreated"] = False, True
         return result
 
     # -- files: hermes decides what, the daemon carries
@@ -430,7 +501,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             upload_fn=lambda host, remote: self._push([(host, remote)]),
             delete_fn=self._delete,
             bulk_upload_fn=self._push,
-            bulk_download_fn=self._pull,
+            bulk_download_fn=self._pull if can_unpack() else None,
         )
 
     def _push(self, files: list[tuple[str, str]]) -> None:
@@ -452,13 +523,27 @@ class DeepInfraEnvironment(BaseEnvironment):
                 raise SandboxdError(f"{method}: {one.get('host', '')} {one['remote']}: {text}")
 
     def _pull(self, destination: Path) -> None:
-        """Called when the sandbox was seen to run; if it has stopped all the same, it is not started."""
-        _, (_, generation) = self._look()
-        params = {"remote": CACHE_BASE, "host": bytes_value(str(destination)), "max_bytes": MAX_PULL}
-        self._client.call("fs.pull", self._named | params | {"generation": generation})
+        """The caches alone: hermes would take back what a command did to skills, too, and new files beside them.
+
+        Called when the sandbox was seen to run; if it has stopped all the same, it is not started, and
+        an empty archive says that there is nothing to apply."""
+        try:
+            state, (_, generation) = self._look()
+            if state == "running":
+                params = {"remote": WAY_BACK, "host": bytes_value(str(destination)), "max_bytes": _pull_limit()}
+                self._client.call("fs.pull", self._named | params | {"generation": generation})
+                return
+            logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: it is %s", state)
+        except RpcError as error:
+            if error.name not in NOTHING_TO_PULL:
+                raise
+            if error.name != "file_not_found":
+                logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: %s", error)
+        tarfile.open(destination, "w").close()
 
 
 _environments: weakref.WeakSet[DeepInfraEnvironment] = weakref.WeakSet()
+_ending: dict[tuple[str, str], threading.Thread] = {}  # removals under way, by key
 
 
 def _renew_all_locks() -> None:

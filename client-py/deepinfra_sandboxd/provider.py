@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "DEEPINFRA_API_KEY"
 PROBE_TASK = "prompt-backend-probe"
-PROBE_LIMIT, DOCTOR_LIMIT = 1.5, 10.0  # seconds for all that is asked of the daemon
+PROBE_LIMIT, DOCTOR_LIMIT, SETUP_LIMIT = 1.5, 2.0, 10.0  # seconds for all that is asked of the daemon
 INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
 KEY_HINT = f"hermes config set {KEY_VARIABLE} <key> (keys: https://deepinfra.com/dash; hermes hands it to the daemon)"
 OTHER_KEY_HINT = (
@@ -111,7 +111,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
         self._clients: dict[tuple[Any, Any], Client] = {}
-        self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, until the session ends
+        self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, those used since their session ended
 
     @property
     def client(self) -> Client:
@@ -148,7 +148,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         persistent = chosen["persistent"]
         if persistent is None:
             persistent = (container_config or {}).get("container_persistent", True)
-        environment = DeepInfraEnvironment(
+        return DeepInfraEnvironment(
             self._client(configured),
             (profile_identity(), task_id),
             cwd=cwd,
@@ -157,16 +157,18 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             plan=chosen["plan"],
             api_key=api_key(),
             signal=signal_name(chosen["interrupt"]),
+            used=self._used,
         )
+
+    def _used(self, environment: DeepInfraEnvironment) -> None:
         if not environment._persistent:
-            self._ephemeral[task_id] = environment
-        return environment
+            self._ephemeral[environment.key[1]] = environment
 
     def end_session(self, session_id: str | None = None, **_: Any) -> None:
         """hermes's hook at the end of a session: its ephemeral sandbox goes with it."""
         environment = self._ephemeral.pop(session_id or "", None)
         if environment is not None:
-            environment.cleanup(force_remove=True)
+            environment.end_session()
 
     def is_available(self) -> bool:
         return daemon.socket_present(self._setting("socket"))
@@ -186,6 +188,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         return ("needs_setup" if self.is_available() or daemon.startable() else "unavailable"), detail
 
     def doctor_checks(self) -> list[tuple[bool, str, str]]:
+        """Also a part of ``hermes status``, so it does not wait long for the cloud."""
         return self._diagnose(DOCTOR_LIMIT, ask_cloud=True)
 
     def get_config_schema(self) -> dict[str, dict[str, Any]]:
@@ -220,7 +223,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
                     self.client.set_account(key)
         except Exception as error:
             problem = error
-        rows = self.doctor_checks()
+        rows = self._diagnose(SETUP_LIMIT, ask_cloud=True)
         if problem is not None:  # the doctor does not try what has just failed: that is the news
             rows = [*rows[:-1], _row(problem, rows[-1][1])]
         for ok, label, detail in rows:
@@ -255,7 +258,11 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
                     return [*rows, (False, item["code"], f"{item['text']} {item.get('hint', '')}".strip())]
             if not ask_cloud:
                 return [*rows, (True, label, "(known)")]
-            client.call("plan.list", tick=tick)
+            try:
+                client.call("plan.list", tick=tick)
+            except NoAnswer:  # of the cloud: the daemon has just answered
+                text = "the daemon has one; DeepInfra did not say in time whether it is good: deepinfra-sandboxd doctor"
+                return [*rows, (False, label, text)]
         except SandboxdError as error:
             return [*rows, _row(error, label)]
         return [*rows, (True, label, "(accepted)")]

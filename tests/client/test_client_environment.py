@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
-from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint, plain
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, can_unpack, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
 from tools.environments import file_sync
@@ -71,10 +72,12 @@ def held_making_the_session_again(
 def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A profile with files that hermes wants in the sandbox."""
     home = Path(os.environ["HERMES_HOME"])
-    for name in ("skills/one.md", "cache/two.txt"):
+    for name in ("skills/one.md", "cache/images/two.txt"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(name)
     file_sync.failures.clear()
+    file_sync.waited.clear()
+    can_unpack.cache_clear()  # and with it what was logged once
     # Each command looks again: the interval is hermes's own business.
     original = file_sync.FileSyncManager.__init__
     monkeypatch.setattr(
@@ -83,16 +86,16 @@ def synchronised(monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_a_session_keeps_exports_functions_and_directory(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+def test_a_session_keeps_exports_and_directory(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     assert environment.cwd == str(shell.directory)
     assert environment._snapshot_ready
     assert environment.execute("exit 3")["returncode"] == 3
-    result = environment.execute("export A=1; f() { echo f$A; }; mkdir d; cd d; echo hi")
+    result = environment.execute("export A=1; mkdir d; cd d; echo hi")
     assert (result["output"].strip(), result["returncode"]) == ("hi", 0)
     assert result["cwd"] == str(shell.directory / "d") and result["cwd_observed"]
-    result = environment.execute("f; pwd")
-    assert result["output"].split() == ["f1", str(shell.directory / "d")]
+    result = environment.execute("echo a$A; pwd")
+    assert result["output"].split() == ["a1", str(shell.directory / "d")]
 
 
 def test_the_stub_and_hermes_get_the_request_they_mean(
@@ -219,6 +222,65 @@ def test_a_short_command_does_not_pay_for_hermes_polling(shell: ShellDaemon, pro
     assert sorted(lateness)[2] < 0.06  # includes bash saving the session
 
 
+def test_a_yield_that_nobody_can_take_slows_no_command_down(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    thread = threading.get_ident()
+    interrupt.request_yield(thread)  # of a command that has ended since; hermes leaves it standing
+    try:
+        lateness = []
+        for _ in range(5):
+            environment.execute("sleep 0.27; date +%s.%N > ended")
+            lateness.append(time.time() - float((shell.directory / "ended").read_text()))
+        assert sorted(lateness)[2] < 0.06 and interrupt.is_thread_yield_requested(thread)
+    finally:
+        interrupt.consume_yield(thread)
+
+
+@pytest.mark.parametrize("how", ["/", "another"])
+def test_a_command_that_stays_where_it_was_sent_does_not_move_the_session(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path, how: str
+) -> None:
+    """execute_code runs all of its own in "/", a command has a directory of its own, and a background job has none."""
+    environment = make(provider)
+    there = "/" if how == "/" else str(tmp_path)
+    environment.execute("mkdir p; cd p", cwd=environment.cwd)
+    result = environment.execute("true", cwd=there)
+    assert result["cwd"] == there and result["cwd_observed"] is True
+    assert environment.execute("pwd")["output"].strip() == str(shell.directory / "p")
+    environment.execute("cd /", cwd=there)
+    environment.execute("cd ..", cwd=str(shell.directory / "p"))
+    assert environment.cwd == str(shell.directory)
+
+
+def test_a_directory_that_hermes_removes_next_is_not_the_sessions(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    directory = Path("/tmp/hermes_exec_0123456789ab")
+    directory.mkdir(exist_ok=True)
+    result = environment.execute(f"cd {directory} && echo script")
+    assert result["cwd"] == str(directory)
+    environment.execute(f"rm -rf {directory}", cwd="/", timeout=15)
+    result = environment.execute("pwd")
+    assert (result["output"].strip(), result["returncode"]) == (str(shell.directory), 0)
+
+
+def test_home_is_honoured_where_somebody_went_and_no_preference_elsewhere(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = str(tmp_path / "root")
+    Path(home).mkdir()
+    monkeypatch.setattr("deepinfra_sandboxd.environment.NO_PREFERENCE", ("", "~", home))
+    environment = make(provider, cwd=home)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+    result = environment.execute(f"cd {home}", cwd=str(shell.directory))
+    assert environment.execute("pwd", cwd=result["cwd"])["output"].strip() == home
+    assert environment.execute("pwd", cwd="~")["output"].strip() == str(shell.directory)
+    restart(shell)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+    assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
+
+
 def test_many_threads_on_one_object(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     results: dict[int, str] = {}
@@ -238,9 +300,12 @@ def test_many_threads_on_one_object(shell: ShellDaemon, provider: DeepInfraProvi
     assert len(shell.peers) == 1  # one connection for all
 
 
+@pytest.mark.parametrize("hermes", ["0.21.3", "0.21.0"])
 def test_after_a_restart_the_session_is_made_again_and_said_so(
-    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Any
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, hermes: str
 ) -> None:
+    if hermes == "0.21.0":
+        monkeypatch.delattr(BaseEnvironment, "_mark_recreated")
     environment = make(provider)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -257,6 +322,24 @@ def test_after_a_restart_the_session_is_made_again_and_said_so(
     assert result["output"].strip() == str(shell.directory)
     # Another session of the same object still believes in the old directory.
     assert environment.execute("pwd", cwd=str(outside))["returncode"] == 0
+
+
+def test_a_restart_that_a_failed_call_met_is_told_by_the_next(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = make(provider)
+    restart(shell)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(BaseEnvironment, "execute", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no threads")))
+        environment.execute("true")
+    assert on_thread("proc-poller-1", lambda: environment.execute("echo 0")) == {
+        "output": "0\n",
+        "returncode": 0,
+        "cwd": str(shell.directory),
+        "cwd_observed": True,
+    }
+    assert environment.execute("true")["environment_recreated"] is True
+    assert "environment_recreated" not in environment.execute("true")
 
 
 def test_a_stop_that_nobody_knows_of_is_met_before_the_command_runs(
@@ -312,6 +395,62 @@ def test_pollers_and_cleanup_start_nothing_that_was_stopped_unseen(
     environment.cleanup(force_remove=False)
     assert shell.wait_for("fs.pull")["generation"] == 5
     assert shell.methods().count("sandbox.ensure") == ensured and shell.unasked == []
+
+
+def teardowns(pid: int | str) -> tuple[str, ...]:
+    """What hermes runs, from any thread, to be rid of what it began in a sandbox."""
+    return (
+        f"pkill -TERM -P {pid} 2>/dev/null; kill {pid} 2>/dev/null; true",
+        f"kill {pid} 2>/dev/null",
+        "rm -rf /tmp/hermes_rkernel_0123456789ab",
+        "rm -rf /tmp/hermes_exec_0123456789ab",
+    )
+
+
+@pytest.mark.parametrize("way", ["stopped", "stopped unseen", "restarted", "gone"])
+def test_hermes_ends_what_it_began_only_where_that_still_is(
+    shell: ShellDaemon, provider: DeepInfraProvider, way: str
+) -> None:
+    environment = make(provider)
+    ensured = shell.methods().count("sandbox.ensure")
+    for command in teardowns(123456789):
+        if way == "stopped":
+            shell.state = "stopped"
+        elif way == "stopped unseen":
+            shell.stopped_unseen, shell.stopped_seen = True, False
+        elif way == "restarted":
+            shell.generation += 1
+        else:
+            shell.on["sandbox.get"] = refuse("sandbox_gone", "it was deleted")
+        assert environment.execute(command, cwd="/", timeout=15) == {"output": "", "returncode": 0}
+    assert shell.methods().count("sandbox.ensure") == ensured and shell.unasked == []
+    assert len(shell.started) == 1  # the session's own beginning
+
+
+def test_hermes_ends_what_runs(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    environment = make(provider)
+    for kill in (0, 1):
+        pid = environment.execute("sleep 60 > /dev/null 2>&1 & echo $!")["output"].strip()
+        ensured = shell.methods().count("sandbox.ensure")
+        assert environment.execute(teardowns(pid)[kill], cwd="/", timeout=15)["returncode"] == 0
+        assert shell.methods().count("sandbox.ensure") == ensured
+        eventually(lambda: environment.execute(f"kill -0 {pid}")["returncode"] == 1, "it has ended")
+    directory = Path("/tmp/hermes_rkernel_0123456789ab")
+    directory.mkdir(exist_ok=True)
+    environment.execute(teardowns(pid)[2], cwd="/", timeout=15)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["kill 123456789 2>/dev/null; echo x", "kill -0 123456789 2>/dev/null && echo ALIVE", "rm -rf /tmp/mine"]
+)
+def test_what_only_resembles_that_is_a_command_like_any_other(
+    shell: ShellDaemon, provider: DeepInfraProvider, command: str
+) -> None:
+    environment = make(provider)
+    ensured = shell.methods().count("sandbox.ensure")
+    environment.execute(command)
+    assert shell.methods().count("sandbox.ensure") == ensured + 1
 
 
 @pytest.mark.parametrize("how", ["interrupt", "failure", "lost"])
@@ -641,7 +780,7 @@ def test_an_explicit_removal_lets_go_even_if_the_sandbox_cannot_be_looked_at(
 def test_many_files_of_long_names_go_in_as_many_requests_as_lines_allow(
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
-    directory = Path(os.environ["HERMES_HOME"]) / "cache" / ("d" * 150) / ("e" * 150)
+    directory = Path(os.environ["HERMES_HOME"]) / "cache" / "web" / ("d" * 150) / ("e" * 150)
     directory.mkdir(parents=True)
     for number in range(2000):
         (directory / f"{number}.txt").touch()
@@ -728,28 +867,109 @@ def test_files_are_there_before_the_first_command_and_follow_the_host(
     environment = make(provider)
     assert shell.methods().index("fs.push") < shell.methods().index("exec.start")
     assert (
-        environment.execute("cat .hermes/skills/one.md .hermes/cache/two.txt")["output"] == "skills/one.mdcache/two.txt"
+        environment.execute("cat .hermes/skills/one.md .hermes/cache/images/two.txt")["output"]
+        == "skills/one.mdcache/images/two.txt"
     )
     assert shell.methods().count("fs.push") == 1  # unchanged: nothing was sent again
-    (synchronised / "cache/two.txt").write_text("changed here")
+    (synchronised / "cache/images/two.txt").write_text("changed here")
     (synchronised / "skills/one.md").unlink()
-    assert environment.execute("cat .hermes/cache/two.txt; ls .hermes/skills")["output"] == "changed here"
+    assert environment.execute("cat .hermes/cache/images/two.txt; ls .hermes/skills")["output"] == "changed here"
     assert file_sync.failures == []
 
 
-def test_what_the_sandbox_changed_comes_back_at_cleanup_if_it_runs(
-    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+# What a command, which may be a model's, can do to what is synchronised.
+PLANTED = """
+cd .hermes
+echo there > cache/images/two.txt; echo new > cache/images/new.txt
+mkdir -p skills/two external_skills/0 project_skills plugins/p cache/unknown
+for name in skills/one.md skills/two/SKILL.md external_skills/0/x.md project_skills/x.md plugins/p/__init__.py \
+    token.json other.json config.yaml cache/unknown/x cache/x; do echo evil > $name; done
+"""
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_of_what_the_sandbox_changed_the_caches_come_back_at_cleanup_if_it_runs(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_sync, "credentials", ["token.json"])
+    (synchronised / "token.json").write_text("token.json")
     environment = make(provider)
-    environment.execute("echo there > .hermes/cache/two.txt; echo evil > .hermes/skills/one.md")
+    environment.execute(PLANTED)
     shell.state = "stopped"
     environment.cleanup()
     assert "fs.pull" not in shell.methods()  # which would start it
     shell.state = "running"
     environment.cleanup()
-    assert (synchronised / "cache/two.txt").read_text() == "there\n"
-    assert (synchronised / "skills/one.md").read_text() == "skills/one.md"
+    assert {path.relative_to(synchronised).as_posix(): path.read_text() for path in files_below(synchronised)} == {
+        "cache/images/two.txt": "there\n",
+        "cache/images/new.txt": "new\n",
+        "skills/one.md": "skills/one.md",
+        "token.json": "token.json",
+    }
     assert file_sync.failures == []
+
+
+@pytest.mark.parametrize("name", ["generation_changed", "sandbox_gone", "sandbox_not_found", "too_large", "stopped"])
+def test_where_nothing_can_be_fetched_hermes_does_not_try_again(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    environment = make(provider)
+    if name == "stopped":  # between hermes's question and ours
+        shell.on["sandbox.get"] = lambda peer, params: {"sandbox": shell._sandbox(params) | {"state": states.pop(0)}}
+        states = ["running", "stopped"]
+    else:
+        shell.on["fs.pull"] = refuse(name, f"what {name} means")
+    environment.cleanup()
+    assert file_sync.failures == [] and file_sync.waited == []
+    assert ("it is stopped" if name == "stopped" else f"what {name} means") in caplog.text
+    shell.on["sandbox.get"] = lambda peer, params: {"sandbox": shell._sandbox(params)}
+    shell.on["fs.pull"] = refuse("cloud_error", "no answer")  # which may be another time
+    environment.cleanup()
+    assert len(file_sync.failures) == 3 and len(file_sync.waited) == 2
+
+
+def test_a_sandbox_without_caches_has_nothing_to_bring_back(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = make(provider)
+    environment.execute("rm -r .hermes/cache")
+    environment.cleanup()
+    assert shell.methods().count("fs.pull") == 1 and file_sync.failures == [] and caplog.text == ""
+
+
+def test_a_python_that_cannot_unpack_what_comes_back_is_spared_the_tries(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    synchronised: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter")
+    for _ in range(2):
+        environment = make(provider)
+        environment.execute(PLANTED)
+        environment.cleanup()
+    assert "fs.pull" not in shell.methods() and file_sync.failures == []
+    assert caplog.text.count("Python 3.11.4") == 1
+
+
+@pytest.mark.parametrize("configured", [1234, -5, None], ids=str)
+def test_no_more_is_fetched_than_hermes_takes(
+    shell: ShellDaemon,
+    provider: DeepInfraProvider,
+    synchronised: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: int | None,
+) -> None:
+    if configured is None:
+        monkeypatch.delattr(file_sync, "_sync_back_max_bytes")
+    else:
+        monkeypatch.setattr(file_sync, "max_bytes", configured)
+    make(provider).cleanup()
+    assert shell.wait_for("fs.pull")["max_bytes"] == (2 << 30 if configured is None else max(0, configured))
 
 
 def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
@@ -759,6 +979,7 @@ def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
     good = shell.on["fs.push"]
     shell.on["fs.push"] = lambda peer, params: {**good(peer, params), "skipped": [skipped]}
     assert make(provider).execute("echo ran")["output"] == "ran\n"
+    # The host's file is a copy that hermes made, called by a number: what says which one it is is the other name.
     assert file_sync.failures and "/h /workspace/r: permission denied" in file_sync.failures[0]
 
 

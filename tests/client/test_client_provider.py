@@ -194,6 +194,21 @@ def test_the_doctor_asks_whether_the_key_is_good_and_the_picker_only_what_is_kno
     assert provider.probe() == ("needs_setup", "The key was refused. make a new one")
 
 
+@pytest.mark.parametrize("method", ["hello", "daemon.health", "plan.list"])
+def test_the_doctor_is_quick_whatever_does_not_answer(
+    shell: ShellDaemon, provider: DeepInfraProvider, method: str
+) -> None:
+    """`hermes status` prints it, too."""
+    shell.on[method] = lambda peer, params: NO_ANSWER
+    begun = time.monotonic()
+    ok, label, detail = provider.doctor_checks()[-1]
+    assert time.monotonic() - begun < 2.5
+    if method == "plan.list":  # the daemon is well: it waits for the cloud
+        assert (ok, label) == (False, "DeepInfra API key") and "deepinfra-sandboxd doctor" in detail
+    else:
+        assert (ok, label) == (False, "deepinfra-sandboxd") and "systemctl --user restart" in detail
+
+
 def test_setting_up_starts_the_daemon_hands_it_the_key_and_says_what_is_missing(
     shell: ShellDaemon,
     provider: DeepInfraProvider,
@@ -348,6 +363,80 @@ def test_an_ephemeral_sandbox_goes_with_its_session(shell: ShellDaemon, provider
     assert "sandbox.release" not in shell.methods()
     provider.end_session(session_id="s1", reason="done")
     assert shell.wait_for("sandbox.release")["mode"] == "terminate"
+    provider.end_session(session_id="s1")
+    environment.execute("true")  # a session that is taken up again
+    provider.end_session(session_id="s1")
+    assert shell.wait_for("sandbox.release", 2)["mode"] == "terminate"
+    assert shell.methods().count("sandbox.release") == 2
+
+
+def test_the_end_of_a_session_holds_up_nobody_but_who_takes_it_up_again(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    options: dict[str, Any] = {"cwd": "", "timeout": 5, "container_config": {"container_persistent": False}}
+    environment = provider.create_environment(task_id="s1", **options)
+    other = provider.create_environment(task_id="s2", **options)
+    gone, release = threading.Event(), shell.on["sandbox.release"]
+
+    def held(peer: Peer, params: Message) -> Any:
+        def answer() -> None:
+            gone.wait(20)
+            peer.send({"id": request, "result": release(peer, params)})
+
+        request = next(m["id"] for m in reversed(shell.messages) if m["method"] == "sandbox.release")
+        threading.Thread(target=answer).start()
+        return NO_ANSWER
+
+    shell.on["sandbox.release"] = held
+    begun = time.monotonic()
+    provider.end_session(session_id="s1")
+    assert time.monotonic() - begun < 0.2  # hermes may call it on its event loop
+    shell.wait_for("sandbox.release")
+    again: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: again.append(environment.execute("echo again")["output"])),
+        threading.Thread(target=lambda: again.append(provider.create_environment(task_id="s1", **options).key[1])),
+    ]
+    ensured = shell.methods().count("sandbox.ensure")
+    for thread in threads:
+        thread.start()
+    assert other.execute("echo other")["output"] == "other\n"
+    assert shell.methods().count("sandbox.ensure") == ensured + 1 and again == []
+    gone.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(again) == ["again\n", "s1"]
+
+
+@pytest.mark.parametrize("when", ["while it runs", "at exit"])
+def test_a_session_that_ends_with_the_interpreter_is_released(
+    shell: ShellDaemon, provider: DeepInfraProvider, when: str
+) -> None:
+    program = """
+import atexit, sys
+from deepinfra_sandboxd.provider import DeepInfraProvider
+provider = DeepInfraProvider()
+provider.create_environment(cwd="", timeout=5, task_id="s1", container_config={"container_persistent": False})
+if sys.argv[1] == "at exit":
+    atexit.register(provider.end_session, session_id="s1")
+else:
+    provider.end_session(session_id="s1")
+"""
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program, when], check=True, env=surroundings, timeout=30)
+    assert shell.wait_for("sandbox.release")["mode"] == "terminate"
+
+
+def test_a_session_ends_also_where_no_thread_can_be_had(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"container_persistent": False}
+    environment = provider.create_environment(cwd="", timeout=5, task_id="s1", container_config=config)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no threads")))
+        provider.end_session(session_id="s1")
+    assert shell.methods().count("sandbox.release") == 1
+    assert environment.execute("echo again")["output"] == "again\n"
 
 
 def test_paths_do_not_follow_a_pinned_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

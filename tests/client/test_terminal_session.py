@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import urllib.request
@@ -94,12 +95,10 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert environment.cwd == "/workspace"
     ok(environment, "mkdir -p project/src && cd project && git --version >/dev/null || true")
     ok(environment, "cd /workspace/project")
-    ok(
-        environment,
-        "export COUNT=0; step() { COUNT=$((COUNT+1)); export COUNT; echo step $COUNT; }",
-    )
+    ok(environment, "export COUNT=0; echo 'step() { export COUNT=$((COUNT+1)); echo step $COUNT; }' > functions.sh")
     for turn in range(1, 31):
-        assert ok(environment, "step") == f"step {turn}"
+        assert ok(environment, ". ./functions.sh; step") == f"step {turn}"
+    assert environment.execute("step")["returncode"] == 127  # hermes keeps exports, and no function
     content = "line\n" * 20_000 + "EOF\nno newline at the end"
     ok(environment, "cat > src/big.txt", stdin_data=content)
     digest = hashlib.sha256(content.encode()).hexdigest()
@@ -115,6 +114,16 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert ok(environment, "pwd; echo $COUNT").split() == ["/workspace/project/src", "30"]
     assert ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x | wc -c") == "3000000"
     assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
+
+
+def test_where_a_background_job_begins_and_where_home_is(hermes: DeepInfraProvider) -> None:
+    environment = make(hermes)
+    moved = environment.execute("mkdir p; cd p", cwd="/workspace")
+    assert (environment.cwd, moved["cwd"]) == ("/workspace/p", "/workspace/p")
+    assert environment.execute("true", cwd="/", timeout=15)["cwd"] == "/"  # execute_code's
+    assert ok(environment, "nohup bash -lc pwd 2>&1") == "/workspace/p"
+    at_home = environment.execute("cd ~", cwd=moved["cwd"])
+    assert ok(environment, "pwd", cwd=at_home["cwd"]) == at_home["cwd"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 131_073, 5_000_000])
@@ -285,13 +294,21 @@ def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, t
     environment = make(hermes)
     listed = ok(environment, "cd .hermes && find . -type f -name '[!.]*' | sort", cwd="/workspace").split("\n")
     assert listed == ["./cache/images/i.png", "./skills/s/SKILL.md"]
-    ok(
-        environment,
-        "echo changed > .hermes/cache/images/i.png; echo evil > .hermes/skills/s/SKILL.md",
-        cwd="/workspace",
-    )
+    planted = """
+        cd .hermes; mkdir -p plugins/p project_skills/p external_skills/0 cache/unknown
+        echo changed > cache/images/i.png; echo new > cache/images/new.png; ln -s /etc/passwd cache/images/link
+        for name in skills/s/SKILL.md skills/s/run.sh skills/SKILL.md plugins/p/__init__.py project_skills/p/SKILL.md \\
+            external_skills/0/SKILL.md config.yaml cache/x cache/unknown/x ../x; do echo evil > $name; done
+        ln -s ../../skills cache/images/skills; ln -s ../../../x cache/images/x"""
+    ok(environment, planted, cwd="/workspace")
     environment.cleanup()
-    assert cached.read_bytes() == b"changed\n" and skill.read_text().startswith("---")
+    if not hasattr(tarfile, "data_filter"):  # Python before 3.11.4
+        assert sorted(path.name for path in (home / "cache").rglob("*")) == ["i.png", "images"]
+        return
+    assert cached.read_bytes() == b"changed\n" and cached.with_name("new.png").read_bytes() == b"new\n"
+    found = [path for path in home.rglob("*") if path.is_symlink() or path.is_file()]
+    assert [path for path in found if path.is_symlink() or b"evil" in path.read_bytes()] == []
+    assert sorted(path.name for path in (home / "cache").rglob("*")) == ["i.png", "images", "new.png"]
 
 
 def test_a_file_is_fetched_whatever_it_holds(hermes: DeepInfraProvider, tmp_path: Path) -> None:
@@ -428,6 +445,42 @@ def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, e
     eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
 
 
+KILLS = (
+    "pkill -TERM -P 99 2>/dev/null; kill 99 2>/dev/null; true",
+    "kill 99 2>/dev/null",
+    "rm -rf /tmp/hermes_rkernel_0",
+)
+
+
+def test_hermes_ending_its_own_processes_starts_no_sandbox(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    environment = make(hermes)
+    ok(environment, "true")
+    (sandbox,) = emulator.sandboxes()
+    control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
+    for command in KILLS:
+        assert ok(environment, command, cwd="/", timeout=15) == ""
+        assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
+    assert environment.execute("true")["environment_recreated"] is True  # it is told to a command of the model's
+
+
+def test_an_ephemeral_sandbox_that_is_used_after_its_session_ends_with_the_next(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    def left() -> int:
+        return sum(one["state"] != "deleted" for one in emulator.sandboxes())
+
+    environment = make(hermes, task_id="s1", container_config={"container_persistent": False})
+    hermes.end_session(session_id="s1")
+    eventually(lambda: left() == 0, "it is gone")
+    for command in KILLS:
+        assert ok(environment, command, cwd="/", timeout=15) == ""
+    assert left() == 0
+    ok(environment, "true")  # the session was taken up again
+    assert left() == 1
+    hermes.end_session(session_id="s1")
+    eventually(lambda: left() == 0, "it is gone again")
+
+
 def test_profiles_and_tasks_have_sandboxes_of_their_own(
     hermes: DeepInfraProvider, emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,10 +512,12 @@ def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, 
 def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanup(
     hermes: DeepInfraProvider, emulator: Emulator
 ) -> None:
-    (Path(os.environ["HERMES_HOME"]) / "cache").mkdir()
-    (Path(os.environ["HERMES_HOME"]) / "cache" / "x").write_text("x")
+    cached = Path(os.environ["HERMES_HOME"]) / "cache" / "web" / "x"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("x")
     environment = make(hermes)
-    ok(environment, "nohup sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid; echo changed > .hermes/cache/x")
+    ok(environment, "nohup sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > /tmp/pid")
+    ok(environment, "echo changed > .hermes/cache/web/x", cwd="/workspace")
     polls: list[Any] = []
 
     def poll() -> None:
@@ -478,11 +533,12 @@ def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanu
     (sandbox,) = emulator.sandboxes()
     for meet_it in (on_poller, lambda: environment.cleanup(force_remove=False)):
         control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
-        assert meet_it() in ("", None)
+        begun = time.monotonic()
+        assert meet_it() in ("", None) and time.monotonic() - begun < 1.5  # hermes would sleep before it tries again
         eventually(lambda: on_poller() == "1\n", "the daemon has looked, and the process is known to be gone")
         assert [one["state"] for one in emulator.sandboxes()] == ["stopped"]
         ok(environment, "true")
-    assert ok(environment, "cat .hermes/cache/x", cwd="/workspace") == "changed"
+    assert ok(environment, "cat .hermes/cache/web/x", cwd="/workspace") == "changed"
 
 
 def test_from_nothing_to_a_first_command(

@@ -156,13 +156,14 @@ class BaseEnvironment(ABC):
     def _marker_line(self) -> str:
         return f"printf '\\n{self._cwd_marker}%s{self._cwd_marker}\\n' \"$(pwd -P)\""
 
-    def _save(self) -> str:
-        """Shell lines that put exports and functions into the snapshot, atomically."""
+    def _save(self, what: str) -> str:
+        """Shell lines that put what these commands print into the snapshot, atomically."""
         temporary = f"{self._snapshot_path}.$$.tmp"
-        return f"{{ export -p; declare -f; }} > {temporary} 2>/dev/null" f" && mv -f {temporary} {self._snapshot_path}"
+        return f"{{ {what}; }} > {temporary} 2>/dev/null && mv -f {temporary} {self._snapshot_path}"
 
     def init_session(self) -> None:
-        script = f"{self._save()} || exit 1\ncd -- {shlex.quote(self.cwd)} 2>/dev/null\n{self._marker_line()}"
+        save, cwd = self._save("export -p; declare -f; alias -p"), shlex.quote(self.cwd)
+        script = f"{save} || exit 1\ncd -- {cwd} 2>/dev/null\n{self._marker_line()}"
         handle = self._spawn(script, login=True, timeout=self._snapshot_timeout, stdin_data=None)
         result = self._wait_for_process(handle, self._snapshot_timeout)
         if result["returncode"] == 0:
@@ -172,8 +173,6 @@ class BaseEnvironment(ABC):
     def _wrap(self, command: str, cwd: str) -> str:
         lines = []
         if self._snapshot_ready:
-            # Without its snapshot each command ends so, whatever its directory: measured with hermes.
-            lines.append(f"[ -e {self._snapshot_path} ] || exit 126")
             lines.append(f"source {self._snapshot_path} >/dev/null 2>&1 || true")
         lines += [
             f"cd -- {shlex.quote(cwd)} || exit 126",
@@ -181,7 +180,8 @@ class BaseEnvironment(ABC):
             "__code=$?",
         ]
         if self._snapshot_ready:
-            lines.append(f"{self._save()} || true")
+            # The exports alone: the functions of one command are not there in the next.
+            lines.append(f"{self._save('export -p')} || true")
         return "\n".join([*lines, self._marker_line(), "exit $__code"])
 
     def _spawn(self, script: str, **options: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
+import shutil
 import tarfile
 import tempfile
 import time
@@ -18,16 +20,24 @@ from hermes_constants import get_hermes_home
 
 Pairs = list[tuple[str, str]]
 failures: list[str] = []
+CACHES = ("documents", "images", "audio", "videos", "screenshots", "web", "delegation")
+credentials: list[str] = []  # below the profile's home; the only files that are never taken back
+max_bytes = 2 << 30
+TRIES = 3
+backoff = (2.0, 4.0)  # seconds between the tries, which `waited` counts instead of sleeping
+waited: list[float] = []
+
+
+def _sync_back_max_bytes() -> int:
+    return max_bytes
 
 
 def iter_sync_files(container_base: str = "/root/.hermes") -> Pairs:
     home = get_hermes_home()
-    found = []
-    for directory in ("skills", "cache"):
-        for path in sorted((home / directory).rglob("*")):
-            if path.is_file():
-                found.append((str(path), f"{container_base}/{path.relative_to(home)}"))
-    return found
+    found = [home / name for name in credentials]
+    for directory in ("skills", "external_skills/0", *(f"cache/{name}" for name in CACHES)):
+        found += sorted(path for path in (home / directory).rglob("*") if path.is_file() and not path.is_symlink())
+    return [(str(path), f"{container_base}/{path.relative_to(home)}") for path in found]
 
 
 def _digest(path: str | Path) -> str:
@@ -54,35 +64,57 @@ class FileSyncManager:
     def sync(self, *, force: bool = False) -> None:
         if not force and time.monotonic() - self._last < self._interval:
             return
-        self._last = time.monotonic()
         wanted = {remote: (host, os.stat(host)) for host, remote in self._get_files()}
         keys = {remote: (status.st_mtime, status.st_size) for remote, (_, status) in wanted.items()}
         changed = [(wanted[remote][0], remote) for remote in keys if self._known.get(remote) != keys[remote]]
         gone = [remote for remote in self._known if remote not in keys]
         try:
-            if changed:
-                self._upload(changed)
+            with tempfile.TemporaryDirectory() as directory:  # what is sent are copies, called by their number
+                staged = [(os.path.join(directory, str(number)), pair[1]) for number, pair in enumerate(changed)]
+                for (host, _), (copy, _) in zip(changed, staged):
+                    shutil.copy2(host, copy)
+                hashes = {remote: _digest(copy) for copy, remote in staged}
+                if changed:
+                    self._upload(staged)
             if gone:
                 self._delete(gone)
-            self._hashes |= {remote: _digest(host) for host, remote in changed}
+            self._hashes |= hashes
             self._known = keys
+            self._last = time.monotonic()
         except Exception as error:
             failures.append(f"sync: {error}")
 
     def sync_back(self) -> None:
         if self._download is None or not self._known:
             return
-        try:
-            with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-                self._download(Path(archive.name))
-                with tarfile.open(archive.name) as tar:
-                    members = {f"/{member.name}": member for member in tar.getmembers() if member.isfile()}
-                    for host, remote in self._get_files():
-                        if "/skills/" in remote or (member := members.get(remote)) is None:
-                            continue
-                        content = tar.extractfile(member)
-                        data = b"" if content is None else content.read()
-                        if hashlib.sha256(data).hexdigest() != self._hashes.get(remote):
-                            Path(host).write_bytes(data)
-        except Exception as error:
-            failures.append(f"sync_back: {error}")
+        for attempt in range(TRIES):
+            try:
+                return self._take_back(self._download)
+            except Exception as error:
+                failures.append(f"sync_back: {error}")
+                waited.extend(backoff[attempt : attempt + 1])
+
+    def _take_back(self, download: Callable[[Path], None]) -> None:
+        files = self._get_files()
+        with tempfile.TemporaryDirectory() as directory:
+            archive = Path(directory) / "archive.tar"
+            archive.touch()
+            download(archive)
+            with tarfile.open(archive) as tar:
+                for member in filter(tarfile.TarInfo.isfile, tar):
+                    content = tar.extractfile(member)
+                    self._apply(f"/{member.name}", b"" if content is None else content.read(), files)
+
+    def _apply(self, remote: str, data: bytes, files: Pairs) -> None:
+        """Skills and plugins are taken as well as all else, and a new file beside one that was sent."""
+        if hashlib.sha256(data).hexdigest() == self._hashes.get(remote):
+            return
+        upload_only = {str(get_hermes_home() / name) for name in credentials}
+        target = dict((there, here) for here, there in files).get(remote)
+        for host, known in files:
+            beside = posixpath.dirname(known) + "/"
+            if target is None and host not in upload_only and remote.startswith(beside):
+                target = str(Path(host).parent / remote[len(beside) :])
+        if target is not None and target not in upload_only:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(target).write_bytes(data)

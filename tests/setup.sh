@@ -6,6 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${SANDBOXD_BUILD_DIR:-$root/build}
 python=/usr/bin/python3 # Debian's, because the test modules are Debian's
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 # so that a clone elsewhere finds what this one has compiled
 
 packages=(
     g++ cmake ninja-build ccache

@@ -250,10 +250,17 @@ void session::after(asio::steady_timer& timer, std::chrono::milliseconds delay,
 asio::awaitable<void> session::acquire() {
     if (resumed_) {
         const bool there = co_await acquire_again();
-        apply(there ? fsm_.on_acquired()
-                    : fsm_.on_not_acquired({error_name::sandbox_gone,
-                                            "the sandbox that the command ran in does not "
-                                            "run any more"}));
+        if (there) {
+            apply(fsm_.on_acquired());
+        } else if (around_.manager.is_of_other_account(key())) {
+            apply(fsm_.on_not_acquired({error_name::account_mismatch,
+                                        "the sandbox that the command ran in belongs to another "
+                                        "account than the daemon's key"}));
+        } else {
+            apply(fsm_.on_not_acquired({error_name::sandbox_gone,
+                                        "the sandbox that the command ran in does not run any "
+                                        "more"}));
+        }
         co_return;
     }
     if (input_) {

@@ -246,6 +246,9 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
             co_return std::nullopt;
         }
         const std::shared_ptr<entry> each = found->second;
+        if (!is_of_account(*each)) {
+            co_return std::nullopt;
+        }
         if (const std::shared_ptr<operation> op = each->current) {
             co_await wait_for(each, op, nullptr, nullptr, &operation::askers);
             continue;

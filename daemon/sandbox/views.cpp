@@ -119,6 +119,12 @@ std::vector<core::sandbox_record> manager::of_other_accounts() const {
     return others;
 }
 
+bool manager::is_of_other_account(const core::sandbox_key& key) const {
+    const auto found = entries_.find(key);
+    return found != entries_.end() && !found->second->record.sandbox_id.empty() &&
+           !is_of_account(*found->second);
+}
+
 std::vector<std::string> manager::complaints() const {
     std::vector<std::string> texts;
     if (!reconcile_trouble_.empty()) {

@@ -11,7 +11,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import CREATE, DELETE, STOP, living, only_id
+from support.scenes import CREATE, DELETE, EXEC, STOP, living, only_id, workspace
 
 Make = Callable[..., Daemon]
 
@@ -49,6 +49,34 @@ def test_they_are_named_and_not_promised_anything(make_daemon: Make, emulator: E
     with daemon.start().peer() as peer:
         ready(peer)
         assert not mismatch(peer)
+
+
+def test_their_commands_are_not_asked_about_and_found_again_with_the_old_key(make_daemon: Make, emulator: Emulator) -> None:
+    emulator.config(other_accounts="second-key")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        name = peer.start("/bin/sh", "-c", "echo begun; until [ -e go ]; do sleep 0.05; done; echo done; exit 3")
+        peer.output(name, 6)
+    used = only_id(emulator)
+    daemon.kill()
+    daemon.environment["DEEPINFRA_API_KEY"] = "second-key"
+    asked = emulator.count(EXEC)
+    with daemon.start().peer() as peer:
+        ready(peer)
+        peer.attach(name)
+        ended = peer.finish(name)
+        assert (ended.reason, ended.returncode, ended.started) == ("lost", None, "unknown")
+        assert ended.error["name"] == "outcome_unknown" and "another account" in ended.message
+        assert emulator.count(EXEC) == asked
+    daemon.stop()
+    daemon.environment["DEEPINFRA_API_KEY"] = "test-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        (workspace(emulator) / "go").touch()
+        peer.attach(name)
+        ended = peer.finish(name)
+        assert (ended.reason, ended.returncode, ended.stdout) == ("exited", 3, b"begun\ndone\n")
+    assert emulator.sandbox(used)["state"] == "running"
 
 
 def test_their_cost_ends_with_their_timeout(make_daemon: Make, emulator: Emulator) -> None:

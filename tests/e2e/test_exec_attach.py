@@ -250,10 +250,10 @@ def test_a_watcher_that_waits_for_the_start_takes_the_place_too(daemon: Daemon, 
 
 
 def test_a_watcher_far_behind_the_first_loses_what_is_counted(daemon: Daemon) -> None:
-    size = 150_000_000
+    size = 90_000_000
     with daemon.peer(limit_s=120) as first, daemon.peer(limit_s=120) as slow:
         script = f"head -c 1000000 /dev/urandom >noise; echo up; read x; while cat noise; do :; done | head -c {size - 3}; exit 3"
-        exec_id = first.start(script=script, stdin_open=True, window=16 << 20)
+        exec_id = first.start(script=script, stdin_open=True, window=1 << 20)
         first.output(exec_id, 3)
         slow.attach(exec_id, window=4096)
         slow.output(exec_id, 3)

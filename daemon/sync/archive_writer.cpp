@@ -27,20 +27,21 @@ struct archive_writer::output {
     output& operator=(const output&) = delete;
     ~output() {
         ::archive_entry_free(entry);
-        // Not closed: an archive that is given up needs no end.
-        ::archive_write_fail(writer);
+        // Closes it, without which libarchive would leak its buffer; an archive that is given up
+        // needs no end, so the first byte of that is refused.
+        parts = nullptr;
         ::archive_write_free(writer);
     }
 
     static la_ssize_t put(::archive*, void* self, const void* bytes, std::size_t size) {
         auto& here = *static_cast<output*>(self);
+        if (here.parts == nullptr) return -1;
         try {
-            here.parts->write({static_cast<const char*>(bytes), size});
-            return static_cast<la_ssize_t>(size);
-        } catch (...) { // not through a C library
+            if (!here.trouble) here.parts->write({static_cast<const char*>(bytes), size});
+        } catch (...) { // not through a C library, which would not close after an error
             here.trouble = std::current_exception();
-            return -1;
         }
+        return static_cast<la_ssize_t>(size);
     }
     void check(la_ssize_t code) const {
         if (trouble) std::rethrow_exception(trouble);

@@ -34,13 +34,12 @@ struct compressor::state {
     static la_ssize_t put(::archive*, void* self, const void* bytes, std::size_t size) {
         auto& here = *static_cast<state*>(self);
         try {
-            append(here.fd, {static_cast<const char*>(bytes), size});
+            if (!here.trouble) append(here.fd, {static_cast<const char*>(bytes), size});
             *here.size += size;
-            return static_cast<la_ssize_t>(size);
-        } catch (...) {
+        } catch (...) { // not through a C library, which would not close after an error
             here.trouble = std::current_exception();
-            return -1;
         }
+        return static_cast<la_ssize_t>(size);
     }
     void check(bool good) const {
         if (trouble) std::rethrow_exception(trouble);

@@ -178,8 +178,8 @@ public:
                                                   wanted want, std::string exec_id,
                                                   progress_callback on_progress);
     // That very sandbox, held for a command that was sent to it before, if it runs. Starts nothing;
-    // waits until the platform's own view is known. Nothing: it does not run any more, or belongs to
-    // another account, of which nothing can be known.
+    // waits until the platform's own view is known. Nothing: it does not run any more, or belongs
+    // to another account, of which nothing can be known.
     boost::asio::awaitable<std::optional<lease>>
     hold_running(core::sandbox_key key, std::string sandbox_id, std::string exec_id);
     // Counts `holder` among those who want the key's sandbox kept, until it releases it or its

@@ -18,6 +18,10 @@ started started_of(std::string_view text) noexcept {
     return text == "yes" ? started::yes : text == "no" ? started::no : started::unknown;
 }
 
+std::string seconds_between(milliseconds since, milliseconds now) {
+    return std::to_string((now - since).count() / 1000) + " s";
+}
+
 // Of a follower that leaves by itself without having brought anything. The shortest that is asked
 // for is 1 s, of which its first word takes a little.
 constexpr milliseconds least_visit{500};
@@ -106,7 +110,22 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
     if (!certain) {
         doubt();
     }
-    return again(now, failure.message, failure.retry_after.value_or(std::chrono::seconds(0)));
+    const milliseconds pause = failure.retry_after.value_or(std::chrono::seconds(0));
+    const bool passes = failure.status == 0 || failure.kind == kind::rate_limited ||
+                        failure.kind == kind::no_capacity;
+    if (heard_ || passes) {
+        return again(now, failure.message, pause);
+    }
+    if (!wordless_since_) {
+        wordless_since_ = now;
+    }
+    if (now - *wordless_since_ >= limits_.no_word) {
+        return lost("for " + seconds_between(*wordless_since_, now) +
+                        " the platform has not said whether it took the command (" +
+                        failure.message + ")",
+                    started::unknown);
+    }
+    return after(pause);
 }
 
 shim_link::step shim_link::on_cut(milliseconds now, std::string_view why) {
@@ -119,20 +138,24 @@ shim_link::step shim_link::on_nonsense(milliseconds now, std::string_view why) {
     return puzzled(now, why);
 }
 
-// A connection problem: it passes, or the outage outlasts the sandbox.
+// A connection problem: it passes, or the outage outlasts the sandbox. Also where it is not known
+// whether the command has started: the claim lets it start once, whenever `run` arrives.
 shim_link::step shim_link::again(milliseconds now, std::string_view why, milliseconds at_least) {
-    last_trouble_ = why;
+    wordless_since_.reset();
     if (!silent_since_) {
         silent_since_ = now;
     }
-    if (now - *silent_since_ >= (heard_ ? limits_.outage : limits_.first_answer)) {
+    if (now - *silent_since_ >= limits_.outage) {
         return lost("the platform could not be reached for " +
-                        std::to_string((now - *silent_since_).count() / 1000) + " s (" +
-                        last_trouble_ + ")",
+                        seconds_between(*silent_since_, now) + " (" + std::string(why) + ")",
                     started::unknown);
     }
+    return after(at_least);
+}
+
+shim_link::step shim_link::after(milliseconds pause) {
     step next = act(action::wait);
-    next.delay = std::max(retry_.next(), at_least);
+    next.delay = std::max(retry_.next(), pause);
     return next;
 }
 
@@ -153,7 +176,7 @@ shim_link::step shim_link::crowded(milliseconds now) {
     }
     if (now - *crowded_since_ >= limits_.outage) {
         return lost("its runner in the sandbox has had no place for a follower for " +
-                        std::to_string((now - *crowded_since_).count() / 1000) + " s",
+                        seconds_between(*crowded_since_, now),
                     started::yes);
     }
     return again(now, "too many follow the command");

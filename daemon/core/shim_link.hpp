@@ -21,9 +21,11 @@
 namespace sandboxd::core {
 
 struct shim_link_limits {
-    milliseconds first_answer{60'000}; // of doubtful answers in a row, before the shim's first word
-    milliseconds outage{
-        3'600'000};  // without any word after it: the platform has stopped the sandbox by then
+    // Of answers in a row by a platform that is reached and does not say whether the command runs,
+    // before the shim's first word.
+    milliseconds no_word{60'000};
+    // In which nobody can be reached, or is too busy: the platform has stopped the sandbox by then.
+    milliseconds outage{3'600'000};
     int puzzles = 5; // answers in a row that make no sense and bring nothing on
 };
 
@@ -96,6 +98,7 @@ private:
     bool long_visit(milliseconds now) const noexcept;
     void doubt(); // a `run` may have taken effect, now or later
     step again(milliseconds now, std::string_view why, milliseconds at_least = milliseconds(0));
+    step after(milliseconds pause);
     step puzzled(milliseconds now, std::string_view why);
     step crowded(milliseconds now);
     step lost(std::string why, started ran);
@@ -128,8 +131,8 @@ private:
     int puzzles_ = 0;
     int reruns_ = 0;
     std::optional<milliseconds> silent_since_;
+    std::optional<milliseconds> wordless_since_; // reached, before the first word
     std::optional<milliseconds> crowded_since_;
-    std::string last_trouble_;
     exec_exit exit_;
     backoff retry_{milliseconds(50), milliseconds(10'000)};
 };

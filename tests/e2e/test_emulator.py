@@ -1015,6 +1015,14 @@ def test_faults_match_by_sandbox(emu, box):
     assert emu.exec(other, "true").status == 200
 
 
+def test_faults_match_by_what_the_body_contains(emu, box):
+    emu.fault_exec({"status": 500, "body": {"error": "x"}}, body="one-of-them", times=0)
+    assert emu.exec(box, "true").status == 200
+    assert emu.exec(box, "/bin/echo", "one-of-them").status == 500
+    answer = emu.exec(box, "/bin/echo", "one-of-the-others")
+    assert answer.status == 200 and b"one-of-the-others" in answer.body
+
+
 def test_a_create_that_acts_and_loses_its_answer(emu):
     emu.fault({"act_then_drop": True}, method="POST", route="/v1/sandboxes")
     with pytest.raises((http.client.HTTPException, OSError)):

@@ -3,6 +3,7 @@
 
 #include <boost/json.hpp>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace json = boost::json;
@@ -130,6 +131,8 @@ std::uint64_t fault_list::add(const json::object& description) {
                     made.route = text(what, content);
                 else if (what == "sandbox_id")
                     made.sandbox_id = text(what, content);
+                else if (what == "body")
+                    made.body = text(what, content);
                 else
                     refuse(what);
             }
@@ -147,12 +150,18 @@ std::uint64_t fault_list::add(const json::object& description) {
     return made.number;
 }
 
+bool fault_list::wants_body() const {
+    return std::any_of(list_.begin(), list_.end(),
+                       [](const fault& one) { return !one.spent && !one.body.empty(); });
+}
+
 std::optional<fault_action> fault_list::take(const std::string& method, const std::string& route,
-                                             const std::string& sandbox_id) {
+                                             const std::string& sandbox_id, std::string_view body) {
     for (auto& one : list_) {
         if (one.spent || (!one.method.empty() && one.method != method) ||
             (!one.route.empty() && one.route != route) ||
-            (!one.sandbox_id.empty() && one.sandbox_id != sandbox_id))
+            (!one.sandbox_id.empty() && one.sandbox_id != sandbox_id) ||
+            body.find(one.body) == std::string_view::npos)
             continue;
         if (one.skip > 0) {
             --one.skip;
@@ -173,6 +182,7 @@ json::array fault_list::to_json() const {
         item["method"] = one.method;
         item["route"] = one.route;
         item["sandbox_id"] = one.sandbox_id;
+        item["body"] = one.body;
         item["skip"] = one.skip;
         item["times"] = one.times;
         item["used"] = one.used;

@@ -1,8 +1,8 @@
 // Faults that a test has ordered, and which requests they are for.
 //
-// A fault matches on method, route template and sandbox id, lets the first `skip` matching requests
-// pass, then takes the next `times`. The oldest matching fault with something left wins; a request
-// gets at most one.
+// A fault matches on method, route template, sandbox id and what the body contains, lets the first
+// `skip` matching requests pass, then takes the next `times`. The oldest matching fault with
+// something left wins; a request gets at most one.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace emulator {
@@ -45,6 +46,7 @@ struct fault_action {
 struct fault {
     std::uint64_t number = 0;
     std::string method, route, sandbox_id; // empty = any
+    std::string body; // somewhere in the beginning of the request's body; likewise
     std::int64_t skip = 0;
     std::int64_t times = 1; // 0 = without end
     std::int64_t used = 0;
@@ -57,8 +59,11 @@ public:
     // Throws std::invalid_argument on anything it does not know.
     std::uint64_t add(const boost::json::object& description);
     void clear() { list_.clear(); }
+    // One of them asks what the body contains.
+    bool wants_body() const;
+    // `body`: its beginning, as far as it was looked at.
     std::optional<fault_action> take(const std::string& method, const std::string& route,
-                                     const std::string& sandbox_id);
+                                     const std::string& sandbox_id, std::string_view body);
     boost::json::array to_json() const;
 
 private:

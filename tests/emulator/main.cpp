@@ -36,8 +36,9 @@ Control (no authorisation; also on the port that `control` names, which stays pl
   POST /_control/reset-stats              forgets counters, requests and commands
   GET  /_control/config                   all settings
   POST /_control/config {NAME: VALUE}     changes some; all or nothing
-  POST /_control/fault                    {"match": {"method", "route", "sandbox_id"}, "skip": 0, "times": 1, "action": {...}}
-                                          members of match are optional; times 0 = without end; one fault a request, oldest first
+  POST /_control/fault                    {"match": {"method", "route", "sandbox_id", "body"}, "skip": 0, "times": 1, "action": {...}}
+                                          members of match are optional; body: a text in its first 64 KiB; times 0 = without end; one fault
+                                          a request, oldest first
   GET  /_control/faults, DELETE /_control/faults
   GET  /_control/requests?last=N          n, connection, method, target, route, sandbox_id, headers, authorized, body_prefix, body_bytes,
                                           status, outcome (open, done, client_gone, fault), at, ended

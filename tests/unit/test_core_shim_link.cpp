@@ -488,12 +488,11 @@ TEST_CASE("shim link: a silent command of many hours is followed without end") {
     }
 }
 
-TEST_CASE(
-    "shim link: an outage has an end, a short one before the first word and a long one after") {
+TEST_CASE("shim link: an outage ends when the sandbox is stopped, also before the first word") {
+    const milliseconds limit(3'600'000);
     for (const bool heard : {false, true}) {
         CAPTURE(heard);
         shim_link link = heard ? greeted() : answering();
-        const milliseconds limit = heard ? milliseconds(3'600'000) : milliseconds(60'000);
         CHECK(text_of(link.on_cut(at, "cut")) == "wait");
         link.on_waited();
         CHECK(text_of(link.on_post_failed(at + limit - milliseconds(1),
@@ -501,6 +500,45 @@ TEST_CASE(
         link.on_waited();
         CHECK(text_of(link.on_post_failed(at + limit, failure_of(kind::interrupted))) == "ended");
         CHECK(exit_of(link) == "lost null unknown outcome_unknown");
+    }
+}
+
+TEST_CASE("shim link: a platform that answers and does not say what it did is asked for a minute") {
+    const milliseconds limit(60'000);
+    for (const kind what : {kind::server_error, kind::bad_answer, kind::not_found_unproven}) {
+        CAPTURE(static_cast<int>(what));
+        shim_link link(true, std::nullopt);
+        link.begin();
+        CHECK(text_of(link.on_post_failed(at, failure_of(what))) == "wait");
+        link.on_waited();
+        CHECK(text_of(link.on_post_failed(at + limit - milliseconds(1), failure_of(what))) ==
+              "wait");
+        link.on_waited();
+        CHECK(text_of(link.on_post_failed(at + limit, failure_of(what))) == "ended");
+        CHECK(exit_of(link) == "lost null unknown outcome_unknown");
+        CHECK(link.exit().message.find("for 60 s the platform has not said") == 0);
+    }
+}
+
+TEST_CASE(
+    "shim link: that minute begins anew after an outage, and does not count a busy platform") {
+    for (const kind what :
+         {kind::interrupted, kind::unreachable, kind::rate_limited, kind::no_capacity}) {
+        CAPTURE(static_cast<int>(what));
+        shim_link link(true, std::nullopt);
+        link.begin();
+        REQUIRE(text_of(link.on_post_failed(at, failure_of(kind::server_error))) == "wait");
+        for (int minutes = 2; minutes < 50; ++minutes) {
+            link.on_waited();
+            REQUIRE(text_of(link.on_post_failed(at + std::chrono::minutes(minutes),
+                                                failure_of(what))) == "wait");
+        }
+        link.on_waited();
+        CHECK(text_of(link.on_post_failed(at + std::chrono::minutes(50),
+                                          failure_of(kind::server_error))) == "wait");
+        CHECK(text_of(link.on_waited()) == "run");
+        link.on_answering();
+        CHECK(text_of(link.on_frame(at + std::chrono::minutes(51), greeting())) == "read");
     }
 }
 

@@ -223,9 +223,12 @@ class Emulator:
         return stats["total"] if route is None else stats["requests"].get(route, 0)
 
     def fault(self, action: dict[str, Any], *, method: str | None = None, route: str | None = None, sandbox_id: str | None = None,
-              times: int = 1, skip: int = 0) -> int:
-        """Orders a fault for the next `times` matching requests (0 = all) after `skip` of them; returns its number."""
-        wanted = {"method": method, "route": route, "sandbox_id": sandbox_id}
+              body: str | None = None, times: int = 1, skip: int = 0) -> int:
+        """Orders a fault for the next `times` matching requests (0 = all) after `skip` of them; returns its number.
+
+        `body`: a text that the beginning of the request's body contains, such as a command's id.
+        """
+        wanted = {"method": method, "route": route, "sandbox_id": sandbox_id, "body": body}
         match = {name: value for name, value in wanted.items() if value is not None}
         return self.control("POST", "fault", {"match": match, "times": times, "skip": skip, "action": action})["fault"]
 

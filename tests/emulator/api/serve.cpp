@@ -13,6 +13,7 @@ namespace emulator::api {
 namespace {
 
 constexpr std::uint64_t most_drained = 1024 * 1024;
+constexpr std::size_t peeked_body = 64 * 1024; // for a fault that asks for it
 constexpr std::string_view bearer = "Bearer ";
 
 std::string lower(std::string_view text) {
@@ -212,10 +213,13 @@ task<bool> request_server::serve(bool control_only) {
         record_ = all_.records.begin_request(connection_.number());
         record_head();
         all_.records.count(*record_);
-        if (auto ordered = all_.faults.take(record_->method, record_->route, record_->sandbox_id))
+        std::string_view body;
+        if (all_.faults.wants_body()) body = co_await connection_.peek_body(peeked_body);
+        if (auto ordered =
+                all_.faults.take(record_->method, record_->route, record_->sandbox_id, body))
             fault_ = std::move(*ordered);
     }
-    return serve_api();
+    co_return co_await serve_api();
 }
 
 } // namespace

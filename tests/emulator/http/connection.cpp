@@ -4,7 +4,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/http/error.hpp>
 
-#include <array>
+#include <algorithm>
 
 namespace asio = boost::asio;
 namespace bhttp = boost::beast::http;
@@ -123,6 +123,14 @@ task<std::size_t> connection::read_body(char* into, std::size_t room) {
         while (input().size() == known && !gone_)
             co_await changed_.wait();
     }
+}
+
+task<std::string_view> connection::peek_body(std::size_t most) {
+    if (expects_continue_) co_return std::string_view();
+    const std::size_t wanted = std::min<std::size_t>(most, content_length().value_or(0));
+    while (input().size() < wanted && !gone_)
+        co_await changed_.wait();
+    co_return input().substr(0, wanted);
 }
 
 task<void> connection::write(std::string_view all) {

@@ -43,6 +43,9 @@ public:
     bool body_done() const { return parser_->is_done(); }
     // Some of the body; 0 = no more. Asks for it first where the client waits for "100 Continue".
     task<std::size_t> read_body(char* into, std::size_t room);
+    // Its beginning, at most `most` bytes of it, which read_body() then gives all the same. Empty
+    // where its length is not told or the client waits to be asked for it.
+    task<std::string_view> peek_body(std::size_t most);
     bool client_waits_for_continue() const { return expects_continue_; }
 
     task<void> write(std::string_view all); // throws connection_lost

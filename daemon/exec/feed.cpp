@@ -18,7 +18,7 @@ bool feed::acknowledge(std::uint64_t pos) {
         return false;
     }
     if (const std::shared_ptr<session> of = of_.lock()) {
-        of->acknowledged(*this, pos);
+        of->acknowledged(*this);
     }
     if (closed && queue_.can_take()) {
         ready();

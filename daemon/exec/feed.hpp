@@ -1,9 +1,8 @@
 // One client's view of a command's output, from a position of its own on.
 //
 // Owned by its session; a connection holds it while it is attached. Output comes into it from a
-// line of its own, so that a client that does not read holds up nobody else's; only what the
-// command's first feed has not taken holds up the command. It is detached when its client is gone:
-// the first feed then goes on without one, any other ends.
+// line of its own, so that a client that does not read holds up nobody else's. It is detached when
+// its client is gone: the first feed then goes on without one, any other ends.
 #pragma once
 
 #include "base/condition.hpp"
@@ -71,6 +70,7 @@ private:
     std::shared_ptr<line> line_;
     std::weak_ptr<boost::asio::cancellation_signal> reader_; // stops the coroutine that fills it
     bool over_ = false;                                      // nothing more comes into it
+    bool overdue_ = false; // its client has read nothing for so long that nobody waits for it
 };
 
 } // namespace sandboxd::exec

@@ -5,10 +5,11 @@
 // sandbox (a lease) from just before it is sent until it has ended and nobody reads it any more.
 //
 // Its output goes into feeds, one a client. The first one is read from the moment the command is
-// sent: its client's window is what holds the command up, and what that client has is what the
-// sandbox may forget. When it leaves, the next one takes its place. Without any client the first
-// one is read on, so that the end is known, and the sandbox keeps the output for whoever comes. Any
-// other feed follows the command through a connection of its own.
+// sent: its client's window is what holds the command up. When it leaves, the next one takes its
+// place. Without any client the first one is read on, so that the end is known, and the sandbox
+// keeps the output for whoever comes. Any other feed follows the command through a connection of
+// its own. The sandbox may forget what all clients have, so one that is far behind the first holds
+// up the command when the sandbox can keep no more; not for ever, if it does not read at all.
 #pragma once
 
 #include "base/condition.hpp"
@@ -94,11 +95,12 @@ public:
     // A piece of its script or stdin; see exec/input.hpp.
     boost::asio::awaitable<input_answer> take_input(input_chunk chunk);
     // A client has got everything, the exit too: what the sandbox keeps of it may go, if that is
-    // the one who asked for the command. What a mere watcher has got may still be wanted.
+    // the one who asked for the command, and once all who read have it. What a mere watcher has got
+    // may still be wanted.
     void acknowledged_end(std::uint64_t pos);
 
     // For its feeds.
-    void acknowledged(const feed& by, std::uint64_t pos);
+    void acknowledged(const feed& by);
     void told(const feed& to);
     void detached(const std::shared_ptr<feed>& which);
 
@@ -157,6 +159,10 @@ private:
     // session_end.cpp
     void note_end();
     void correct();
+    bool keeps(const feed& which) const noexcept; // what it lacks must not be forgotten
+    bool being_read() const noexcept;
+    void forget_if_had();
+    void forget_in_time();
     void forget();
 
     // session_ending.cpp
@@ -179,7 +185,8 @@ private:
     void stop_reading(feed& which);
     boost::asio::awaitable<void> follow(std::shared_ptr<feed> into);
     boost::asio::awaitable<void> read(std::shared_ptr<feed> into);
-    boost::asio::awaitable<void> wait_for_room(feed& into, line& from);
+    boost::asio::awaitable<bool> wait_for_room(feed& into, line& from);
+    bool may_be_overdue(const feed& which) const noexcept;
     void take_event(feed& into, line_event event);
     void end_feed(feed& which);
     void cut(feed& which);
@@ -219,6 +226,7 @@ private:
     bool certain_ = true;     // nothing that was sent can still arrive late
     bool told_ = false;       // somebody, its end
     bool told_owner_ = false; // who asked for it
+    bool owner_has_all_ = false;
 
     std::uint64_t first_generation_ = 0; // when the request came
     bool recreated_ = false;

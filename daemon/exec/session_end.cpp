@@ -56,35 +56,63 @@ std::string session::message() const {
     return text;
 }
 
-void session::acknowledged(const feed& by, std::uint64_t pos) {
-    if (feeds_.empty()) {
+// A client that was told of an end that was in doubt need not come back for what goes on all the
+// same.
+bool session::keeps(const feed& which) const noexcept {
+    const bool left_in_doubt = fsm_.done() && !fsm_.certain() && which.over_;
+    return which.attended() && !which.overdue_ && !left_in_doubt;
+}
+
+// The sandbox may forget what each of them has.
+void session::acknowledged(const feed& by) {
+    std::optional<std::uint64_t> safe;
+    for (const std::shared_ptr<feed>& each : feeds_) {
+        if (keeps(*each)) {
+            safe = std::min(safe.value_or(each->queue_.safe()), each->queue_.safe());
+        }
+    }
+    if (!safe || *safe < record_.safe) {
         return;
     }
-    // The first one says what is safe; where its client was told of an end that was in doubt,
-    // whoever follows what goes on all the same does.
-    const feed& first = *feeds_.front();
-    const bool goes_on_all_the_same = fsm_.done() && !fsm_.certain() && first.over_;
-    if (&by != &first && !goes_on_all_the_same) {
-        return;
-    }
-    record_.safe = std::max(record_.safe, pos);
-    if (const std::shared_ptr<line> to = by.line_ ? by.line_ : line_) {
-        to->acknowledged(pos);
+    record_.safe = *safe;
+    const bool by_itself = feeds_.front()->over_ && by.line_;
+    if (const std::shared_ptr<line> to = by_itself ? by.line_ : line_) {
+        to->acknowledged(*safe);
     }
 }
 
 void session::acknowledged_end(std::uint64_t pos) {
     // An end that is in doubt may still be put right, for whoever asks again.
     if (fsm_.certain() && told_owner_ && pos >= output_end()) {
-        forget_.cancel();
-        forget();
+        owner_has_all_ = true;
+        forget_if_had();
     }
 }
 
 void session::told(const feed& to) {
     told_owner_ = told_owner_ || to.owner_;
     if (!std::exchange(told_, true)) {
-        after(forget_, forget_after, &session::forget);
+        after(forget_, forget_after, &session::forget_in_time);
+    }
+}
+
+bool session::being_read() const noexcept {
+    return std::any_of(feeds_.begin(), feeds_.end(),
+                       [this](const auto& each) { return !each->over_ && keeps(*each); });
+}
+
+void session::forget_if_had() {
+    if (owner_has_all_ && !being_read()) {
+        forget_.cancel();
+        forget();
+    }
+}
+
+void session::forget_in_time() {
+    if (being_read()) {
+        after(forget_, forget_after, &session::forget_in_time);
+    } else {
+        forget();
     }
 }
 

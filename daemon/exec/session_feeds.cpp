@@ -170,7 +170,11 @@ asio::awaitable<void> session::read(std::shared_ptr<feed> into) {
     const hang_up at_the_end(*from);
     // A reader whose feed was given another line may still be handed one event of the old one.
     while (!into->over_ && into->line_ == from) {
-        co_await wait_for_room(*into, *from);
+        const bool there = co_await wait_for_room(*into, *from);
+        if (!there) {
+            end_feed(*into);
+            co_return;
+        }
         line_event event = co_await from->next();
         if (into->line_ != from) {
             co_return;
@@ -179,16 +183,37 @@ asio::awaitable<void> session::read(std::shared_ptr<feed> into) {
     }
 }
 
-asio::awaitable<void> session::wait_for_room(feed& into, line& from) {
+// False: its client has come back so late that the sandbox does not run any more.
+asio::awaitable<bool> session::wait_for_room(feed& into, line& from) {
     using namespace asio::experimental::awaitable_operators;
+    const std::chrono::milliseconds full_since = now();
+    const std::chrono::milliseconds grace = around_.shims.spool_grace();
     while (into.queue_.full()) {
-        asio::steady_timer long_time(around_.executor, longest_connection());
+        asio::steady_timer long_time(
+            around_.executor, std::min<std::chrono::milliseconds>(longest_connection(), grace));
         const auto first =
             co_await (into.room_.wait() || long_time.async_wait(asio::use_awaitable));
-        if (first.index() != 0) {
+        if (first.index() == 0) {
+            continue;
+        }
+        if (now() - full_since >= grace && may_be_overdue(into)) {
+            into.overdue_ = true;
+            acknowledged(into);
+            let_go_if_idle();
+        } else {
             from.still_here();
         }
     }
+    if (std::exchange(into.overdue_, false) && fsm_.done()) {
+        co_return co_await acquire_again();
+    }
+    co_return true;
+}
+
+// The command waits for its first client however long that takes, as for the reader of a pipe.
+// Neither it nor its sandbox, once it has ended, waits so for a watcher that was left standing.
+bool session::may_be_overdue(const feed& which) const noexcept {
+    return fsm_.done() || &which != feeds_.front().get();
 }
 
 void session::take_event(feed& into, line_event event) {
@@ -291,21 +316,23 @@ void session::cut(feed& which) {
 }
 
 bool session::feeds_busy() const noexcept {
-    return std::any_of(feeds_.begin(), feeds_.end(),
-                       [](const auto& each) { return !each->over_ && !each->reader_.expired(); });
+    return std::any_of(feeds_.begin(), feeds_.end(), [](const auto& each) {
+        return !each->over_ && !each->overdue_ && !each->reader_.expired();
+    });
 }
 
 void session::let_go_if_idle() {
     if (fsm_.done() && !feeds_busy()) {
         lease_.release();
     }
+    forget_if_had();
 }
 
 // The first client has left and another one reads: its place is that one's now, as somebody must
 // say what is safe, or the command waits for that word for ever.
 bool session::promote_next() {
     const auto next = std::find_if(feeds_.begin() + 1, feeds_.end(), [](const auto& each) {
-        return each->attended() && !each->over_;
+        return each->attended() && !each->over_ && !each->overdue_;
     });
     if (next == feeds_.end() || record_.attached || fsm_.done() || fsm_.ending()) {
         return false;
@@ -325,7 +352,6 @@ bool session::promote_next() {
         heir->line_ = line_;
         heir->reader_ = spawn(read(heir));
     }
-    acknowledged(*heir, heir->queue_.safe());
     return true;
 }
 
@@ -345,6 +371,7 @@ void session::detached(const std::shared_ptr<feed>& which) {
     } else {
         record_.output_end = output_end(); // as in move_first
         std::erase(feeds_, which);
+        acknowledged(*which);
     }
     let_go_if_idle();
 }

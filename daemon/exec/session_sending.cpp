@@ -169,6 +169,7 @@ std::shared_ptr<line> session::line_from(std::uint64_t pos, bool attended) {
     plan.spool = spool_.bytes();
     plan.installed = true;
     plan.from = pos;
+    plan.safe = record_.safe;
     plan.attended = attended;
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,
                                        std::move(plan));

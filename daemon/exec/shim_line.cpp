@@ -43,7 +43,7 @@ shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, 
                      plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
       link_(plan_.installed, plan_.from, plan_.cwd), step_(link_.begin()),
-      run_sent_(plan_.from.has_value()), safe_pos_(plan_.from.value_or(0)), told_pos_(safe_pos_),
+      run_sent_(plan_.from.has_value()), safe_pos_(plan_.safe), told_pos_(safe_pos_),
       age_(executor_) {
     if (core::kernel_size(plan_.run.argv) > core::least_arguments) {
         link_.expect_long_arguments();

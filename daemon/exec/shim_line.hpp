@@ -36,6 +36,7 @@ public:
         std::chrono::seconds longest{0};   // of one connection
         bool installed = false;            // the shim is thought to be there
         std::optional<std::uint64_t> from; // it was sent before: go on from there
+        std::uint64_t safe = 0;            // the position before which all clients have it
         bool attended = true;
         std::vector<std::string> marks;    // that `run` asks for
         core::mark_board* board = nullptr; // is told what was in them
@@ -95,7 +96,7 @@ private:
     core::shim_link::step step_;
     bool run_sent_ = false;
     bool given_up_ = false;      // before anything was sent
-    std::uint64_t safe_pos_ = 0; // with the client
+    std::uint64_t safe_pos_ = 0; // with all clients
     std::uint64_t told_pos_ = 0; // of that, to the shim
     bool spool_full_ = false;    // or half full: it waits for a word before long
     bool tell_now_ = false;

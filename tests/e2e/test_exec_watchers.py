@@ -1,0 +1,131 @@
+"""Several clients read one command, each at its own pace: the sandbox keeps what the slowest of them has not got."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.rpc import Exit, Peer
+from support.scenes import EXEC, workspace
+from support.schema import output_bytes
+
+MEGABYTES = 32
+# Bytes that do not repeat, so that a piece that is lost, doubled or moved shows.
+SCRIPT = f"read x; python3 -c 'import random, sys; r = random.Random(5); [sys.stdout.buffer.write(r.randbytes(65536)) for _ in range({MEGABYTES * 16})]'; exit 3"
+
+
+def printed() -> str:
+    noise = random.Random(5)
+    return hashlib.sha256(b"".join(noise.randbytes(65536) for _ in range(MEGABYTES * 16))).hexdigest()
+
+
+def has_all(ended: Exit) -> bool:
+    return (ended.reason, ended.returncode, ended.dropped_bytes, hashlib.sha256(ended.stdout).hexdigest()) == ("exited", 3, 0, printed())
+
+
+def go(peer: Peer, exec_id: str) -> None:
+    peer.call("exec.stdin", {"exec_id": exec_id, "stream": "stdin", "offset": 0, "data_b64": "Cg==", "eof": True})
+
+
+def read(peer: Peer, exec_id: str, upto: int) -> None:
+    """Takes and acknowledges output up to that position at least."""
+    at = 0
+    while at < upto:
+        piece = peer.notification("exec.output", exec_id=exec_id)
+        at = piece["pos"] + len(output_bytes(piece))
+        peer.send("exec.ack", {"exec_id": exec_id, "offset": at}, notification=True)
+
+
+@pytest.fixture
+def small_spool(emulator: Emulator) -> Iterator[None]:
+    """A command's output is kept in the sandbox up to 8 MiB."""
+    emulator.config(scratch_mb=72)  # of which the spool leaves 64 alone
+    yield
+
+
+def test_a_watcher_far_behind_the_first_loses_nothing(daemon: Daemon) -> None:
+    """Neither when the first one acknowledges, nor when it says that it has got the end."""
+    with daemon.peer(limit_s=120) as first, daemon.peer(limit_s=120) as slow:
+        exec_id = first.start(script=SCRIPT, stdin_open=True)
+        slow.attach(exec_id, window=65536)
+        go(first, exec_id)
+        assert has_all(first.finish(exec_id))
+        assert has_all(slow.finish(exec_id))
+        listed = first.call("exec.list")["execs"][-1]
+    assert listed["exec_id"] == exec_id and listed["phase"] == "done"
+
+
+@pytest.mark.usefixtures("small_spool")
+@pytest.mark.parametrize("first_is_slow", [False, True])
+def test_a_full_spool_waits_for_the_slowest(daemon: Daemon, first_is_slow: bool) -> None:
+    with daemon.peer(limit_s=120) as first, daemon.peer(limit_s=120) as second:
+        fast, slow = (second, first) if first_is_slow else (first, second)
+        first.sh("true")
+        exec_id = first.start(script=SCRIPT, stdin_open=True, window=65536)
+        second.attach(exec_id, window=65536)
+        go(first, exec_id)
+        endings = []
+        reader = threading.Thread(target=lambda: endings.append(fast.finish(exec_id)))
+        reader.start()
+        with daemon.peer() as other:
+            # It is held up, and neither a cancel nor another command is.
+            wait_until(lambda: other.call("exec.list")["execs"][-1]["output_bytes"] >= 4_000_000, "the fast one gets ahead", 60)
+            assert other.sh("echo other").stdout == b"other\n"
+        assert has_all(slow.finish(exec_id))
+        reader.join()
+    assert has_all(endings[0])
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_a_watcher_that_leaves_holds_up_nothing_any_more(daemon: Daemon) -> None:
+    with daemon.peer(limit_s=120) as first:
+        first.sh("true")
+        with daemon.peer(limit_s=120) as watcher:
+            exec_id = first.start(script=SCRIPT, stdin_open=True)
+            watcher.attach(exec_id, window=65536)
+            go(first, exec_id)
+            read(first, exec_id, 4_000_000)
+        assert first.finish(exec_id).dropped_bytes == 0
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_who_begins_further_on_takes_nothing_from_who_is_behind(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    """Each connection to the command says now and then that somebody is there, and what is safe with everybody, not with its own client."""
+    emulator.config(idle_check=False)
+    daemon = make_daemon(server_timeout=3).start()
+    with daemon.peer(limit_s=120) as slow, daemon.peer(limit_s=120) as fast, daemon.peer(limit_s=120) as late:
+        slow.sh("true")
+        exec_id = slow.start(script=SCRIPT, stdin_open=True, window=65536)
+        fast.attach(exec_id)
+        go(slow, exec_id)
+        read(fast, exec_id, 3_000_000)
+        late.attach(exec_id, 3_000_000, window=65536)
+        at = emulator.count(EXEC)
+        wait_until(lambda: emulator.count(EXEC) >= at + 6, "it is said that somebody is there", 60)
+        fast.close()
+        late.close()
+        assert has_all(slow.finish(exec_id))
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_a_watcher_that_was_left_standing_is_not_waited_for_longer_than_the_grace(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    """Neither the command nor, after its end, the stop of its idle sandbox waits for it. What it lacks then is counted."""
+    emulator.config(idle_check=False)
+    daemon = make_daemon(server_timeout=3, spool_grace=2, idle_stop=1).start()
+    with daemon.peer(limit_s=120) as first, daemon.peer(limit_s=120) as standing:
+        first.sh("true")
+        exec_id = first.start(script=SCRIPT, stdin_open=True)
+        standing.attach(exec_id, window=65536)
+        go(first, exec_id)
+        assert has_all(first.finish(exec_id))
+        wait_until(lambda: first.status()["sandboxes"][0]["state"] == "stopped", "the sandbox is not kept for it", 60)
+        behind = standing.finish(exec_id)
+    assert (behind.reason, behind.returncode, behind.params["output_bytes"]) == ("exited", 3, MEGABYTES << 20)
+    assert 0 < behind.dropped_bytes == (MEGABYTES << 20) - len(behind.stdout)
+    assert workspace(emulator).exists()

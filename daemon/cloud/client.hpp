@@ -56,9 +56,9 @@ struct client_options {
         55'000};                        // a connection idle for longer is closed, not reused
     std::size_t max_answer = 16U << 20; // bytes of a JSON answer
     std::size_t max_line = 4U << 20;    // bytes of one NDJSON line
-    // Told the Date of each good JSON answer that has one; not of errors, pages, files and execs.
-    // May be empty.
-    std::function<void(std::chrono::system_clock::time_point)> on_date;
+    // Told the Date of each good JSON answer, or that it has none; not of errors, pages, files and
+    // execs. May be empty.
+    std::function<void(std::optional<std::chrono::system_clock::time_point>)> on_date;
 };
 
 class client {

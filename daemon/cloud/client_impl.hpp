@@ -64,8 +64,8 @@ public:
     // was cut short or empty says nothing about the time.
     template <class T>
     result<T> believed(const answer& said, result<T> parsed) const {
-        if (parsed.has_value() && !said.body.empty() && said.date && options_.on_date) {
-            options_.on_date(*said.date);
+        if (parsed.has_value() && !said.body.empty() && options_.on_date) {
+            options_.on_date(said.date);
         }
         return parsed;
     }

@@ -7,6 +7,10 @@
 // stopped. It is believed only if another answer says the same `confirm_after` later; until then
 // the old course is kept and the clock is unsettled: nothing is deleted or dated by it.
 //
+// That answers have a Date is no promise of the API. Where they have none, the machine's time of
+// when this process began, or what an earlier one knew, is carried on: good enough to count money
+// by and to let a doubt end, and never settled, so nothing is deleted by it.
+//
 // Pure. `elapsed` is a clock that only goes forward and goes on while the machine sleeps
 // (CLOCK_BOOTTIME), `awake` one that stands still meanwhile; all times in milliseconds, those of
 // the cloud since the Unix epoch.
@@ -70,11 +74,22 @@ public:
         }
     }
 
+    // A good answer without one.
+    void on_no_date() noexcept {
+        if (!agreed_ && !in_doubt_) {
+            dateless_ = true;
+            known_ = true;
+        }
+    }
+
     milliseconds at(milliseconds elapsed) const noexcept { return elapsed + offset_; }
-    // Whether its course is the cloud's at all, and not this machine's guess.
+    // Whether its course is the cloud's at all, or the best there is, and not a guess in the hope
+    // of the cloud's word.
     bool known() const noexcept { return known_; }
     // Whether the last answer agreed: what is final may go by it.
     bool settled() const noexcept { return agreed_ && !in_doubt_; }
+    // Whether what can be undone may go by it.
+    bool usable() const noexcept { return (agreed_ || dateless_) && !in_doubt_; }
     // Something else has been heard, and awaits another answer.
     bool in_doubt() const noexcept { return in_doubt_; }
     // How far the local clock is ahead of what the last answer said, believed or not; nothing until
@@ -104,7 +119,8 @@ private:
 
     milliseconds offset_;
     bool known_ = false;
-    bool agreed_ = false; // an answer to this process was on its course
+    bool agreed_ = false;   // an answer to this process was on its course
+    bool dateless_ = false; // the cloud answers and does not tell
     bool in_doubt_ = false;
     milliseconds other_offset_{0}; // heard, and not believed yet
     milliseconds other_since_{0};  // awake

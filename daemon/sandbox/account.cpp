@@ -38,8 +38,12 @@ std::unique_ptr<cloud::client> account::make_client() {
     cloud::client_options options;
     options.base_url = base_url_;
     options.user_agent = std::string("deepinfra-sandboxd/") + std::string(sys::version());
-    options.on_date = [this](std::chrono::system_clock::time_point date) {
-        clock_.on_date(elapsed(), now(), in_ms(date));
+    options.on_date = [this](std::optional<std::chrono::system_clock::time_point> date) {
+        if (date) {
+            clock_.on_date(elapsed(), now(), in_ms(*date));
+        } else {
+            clock_.on_no_date();
+        }
     };
     return std::make_unique<cloud::client>(executor_, std::move(options));
 }

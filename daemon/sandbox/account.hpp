@@ -84,7 +84,7 @@ public:
     std::optional<std::chrono::milliseconds> clock_ahead() const;
     // Before the first request: what the last daemon knew of the time.
     void resume_clock(const core::clock_mark& known);
-    core::clock_mark clock_mark() const; // to be kept; of a settled clock only
+    core::clock_mark clock_mark() const; // to be kept; of a usable clock only
     // Called when the platform answers again after an outage of some seconds.
     std::function<void()> on_reconnect;
     // 0 to 1, at random: so that several daemons of one account do not ask in step.

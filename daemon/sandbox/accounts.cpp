@@ -47,6 +47,10 @@ std::optional<std::int64_t> manager::settled_time() const {
     return account_.clock().settled() ? std::optional(cloud_time()) : std::nullopt;
 }
 
+std::optional<std::int64_t> manager::usable_time() const {
+    return account_.clock().usable() ? std::optional(cloud_time()) : std::nullopt;
+}
+
 std::optional<double> manager::price_of(const core::sandbox_record& record) const {
     return price_of(record.runs_on.empty() ? record.plan : record.runs_on);
 }

@@ -267,7 +267,8 @@ private:
     void delete_late(const cloud::sandbox_info& seen);
     std::chrono::milliseconds look_again_in() const;  // with a listing
     std::int64_t cloud_time() const;                  // unix seconds
-    std::optional<std::int64_t> settled_time() const; // nothing: it is in doubt
+    std::optional<std::int64_t> settled_time() const; // nothing: the cloud has not said it for sure
+    std::optional<std::int64_t> usable_time() const;  // nothing: it is in doubt
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
     void apply_state(entry& each, const cloud::sandbox_info& seen);
@@ -335,7 +336,7 @@ private:
     condition reconcile_wanted_;
     bool reconcile_again_ = false;
     core::ledger ledger_;
-    core::clock_mark clock_mark_; // the newest of a settled clock
+    core::clock_mark clock_mark_; // the newest of a usable clock
     store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;

@@ -92,7 +92,7 @@ void manager::settle(const std::shared_ptr<entry>& each, const std::shared_ptr<o
 
 asio::awaitable<void> manager::save() {
     count_all();
-    const std::optional<std::int64_t> at = settled_time();
+    const std::optional<std::int64_t> at = usable_time();
     if (at) {
         clock_mark_ = account_.clock_mark();
     }

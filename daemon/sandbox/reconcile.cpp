@@ -141,7 +141,7 @@ asio::awaitable<bool> manager::reconcile() {
     }
     note_others(*listed);
     for (const auto& [key, each] : entries_) {
-        if (const std::optional<std::int64_t> at = settled_time()) {
+        if (const std::optional<std::int64_t> at = usable_time()) {
             core::age_doubts(each->record, *at);
         }
     }

@@ -286,6 +286,36 @@ def test_a_doubt_is_not_ended_by_one_date(daemon: Daemon, emulator: Emulator) ->
         assert record["create_pending"] and len(record["doubts"]) == 1
 
 
+def test_a_platform_that_does_not_tell_the_time(make_daemon: Make, emulator: Emulator) -> None:
+    """What a sandbox costs is known all the same, and a doubt ends after a day; nothing is deleted by its age."""
+    emulator.config(send_date=False)
+    daemon = make_daemon(retention="3d").start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
+        old = only_id(emulator)
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+        emulator.fault({"drop_before": True}, method="POST", route="/v1/sandboxes")
+        peer.sh("true", key=OTHER)  # the second attempt
+
+    def other(state: dict[str, Any]) -> dict[str, Any]:
+        record: dict[str, Any] = next(one for one in state["sandboxes"] if one["task"] == "other")
+        return record
+
+    with rewritten(daemon) as state:
+        (doubt,) = other(state)["doubts"]
+        assert abs(doubt["since"] - time.time()) < 60
+        doubt["since"] -= 86400 + 60
+        next(one for one in state["sandboxes"] if one["sandbox_id"] == old)["stopped_since"] = int(time.time()) - 6 * 86400
+    with daemon.start().peer() as peer:
+        ready(peer)
+        reconciled(peer)
+        reconciled(peer)
+        assert emulator.sandbox(old)["state"] == "stopped"
+    with rewritten(daemon) as state:
+        assert other(state)["doubts"] == []
+
+
 def test_without_it_nothing_is_deleted_but_people_are_warned(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         peer.sh("echo old >file")

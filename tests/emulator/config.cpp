@@ -117,6 +117,7 @@ const setting settings[] = {
     {"error_shape", &config::error_shape, "error|error_message|detail|detail_error|html",
      "body of errors (the cap's 429 is fixed)"},
     {"retry_after", &config::retry_after, "", "(?) Retry-After of 429 and 503; empty = none"},
+    {"send_date", &config::send_date, "", "(?) answers have a Date"},
     {"date_offset_s", &config::date_offset_s, "", "the Date of answers is so far ahead"},
     {"validation_status", &config::validation_status, "", "(?) answer to a malformed request"},
     {"accept_mode", &config::accept_mode, "normal|refuse|blackhole",

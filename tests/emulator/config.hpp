@@ -79,6 +79,7 @@ struct config {
     std::int64_t connect_latency_ms = 0;
     std::string error_shape = "detail";
     std::string retry_after;
+    bool send_date = true;
     std::int64_t date_offset_s = 0;
     std::int64_t validation_status = 400;
     std::string accept_mode = "normal";

@@ -317,8 +317,14 @@ TEST_CASE("cloud client: error answers come out as failures, and the connection 
 TEST_CASE("cloud client: only a good answer of the API tells the time") {
     std::string answer;
     int told = 0;
+    bool dated = true;
     bench b(answering([&answer](const http_message&) { return answer; }),
-            [&told](client_options& options) { options.on_date = [&told](auto) { ++told; }; });
+            [&told, &dated](client_options& options) {
+                options.on_date = [&told, &dated](auto said) {
+                    ++told;
+                    dated = said.has_value();
+                };
+            });
     const std::string date = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
     for (const auto& [status, body] : {std::pair(200, "<html>log in</html>"),
                                        {200, ""},
@@ -335,9 +341,12 @@ TEST_CASE("cloud client: only a good answer of the API tells the time") {
     }
     answer = http_answer(200, sandbox_json);
     CHECK(b.wait(b.api->get("sb_1")).has_value());
-    CHECK(told == 0);
+    CHECK(told == 1);
+    CHECK_FALSE(dated);
+    told = 0;
     answer = http_answer(200, sandbox_json, date);
     CHECK(b.wait(b.api->get("sb_1")).has_value());
+    CHECK(dated);
     CHECK(told == 1);
     answer = http_answer(200, "{}", date);
     CHECK(b.wait(b.api->start("sb_1")).has_value());

@@ -53,6 +53,33 @@ TEST_CASE("cloud clock: the cloud's word counts, not the local clock's") {
     CHECK(m.clock.settled());
 }
 
+TEST_CASE(
+    "cloud clock: where no answer has a Date, it goes by the machine's, and is never settled") {
+    machine m(3min);
+    m.clock.on_no_date();
+    CHECK(m.clock.known());
+    CHECK(m.clock.usable());
+    CHECK_FALSE(m.clock.settled());
+    m.pass(2 * day);
+    CHECK(m.error() == 3min);
+    CHECK_FALSE(m.clock.ahead(m.elapsed, m.now() + 3min));
+    m.hear(); // one comes after all
+    CHECK(m.clock.settled());
+    CHECK(m.error() == 0ms);
+}
+
+TEST_CASE("cloud clock: an answer without a Date takes nothing from one that had it") {
+    machine m(3min);
+    m.hear();
+    m.clock.on_no_date();
+    CHECK(m.clock.settled());
+    m.pass(10s);
+    m.hear(1h);
+    m.clock.on_no_date();
+    CHECK(m.clock.in_doubt());
+    CHECK_FALSE(m.clock.usable());
+}
+
 TEST_CASE("cloud clock: one answer that says something else changes nothing") {
     for (const ms wrong : {3'650 * day, -3'650 * day, ms(1h), ms(-6min)}) {
         machine m;

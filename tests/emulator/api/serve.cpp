@@ -168,7 +168,9 @@ task<void> request_server::run_handler(call& c) {
 
 task<bool> request_server::serve_api() {
     http::responder answer(connection_, *record_, fault_, connection_.head().keep_alive() && !last_,
-                           all_.settings.date_offset_s);
+                           all_.settings.send_date
+                               ? std::optional<std::int64_t>(all_.settings.date_offset_s)
+                               : std::nullopt);
     call c{all_, connection_, answer, *record_, where_, account_.value_or(-1)};
     std::string outcome = "done";
     bool alive = false;

@@ -32,7 +32,8 @@ void responder::head(int status, std::string_view content_type, std::optional<st
     record_.status = status;
     out_ += "HTTP/1.1 " + std::to_string(status) + " ";
     out_ += reason(status);
-    out_ += "\r\nDate: " + http_date(date_offset_s_) + "\r\nContent-Type: ";
+    if (date_offset_s_) out_ += "\r\nDate: " + http_date(*date_offset_s_);
+    out_ += "\r\nContent-Type: ";
     out_ += content_type;
     if (length)
         out_ += "\r\nContent-Length: " + std::to_string(*length);

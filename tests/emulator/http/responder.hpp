@@ -18,9 +18,9 @@ using header_list = std::vector<std::pair<std::string, std::string>>;
 
 class responder {
 public:
-    // `date_offset_s`: how far the Date it gives is ahead.
+    // `date_offset_s`: how far the Date it gives is ahead; nothing: it gives none.
     responder(connection& to, request_record& record, const fault_action& fault, bool keep_alive,
-              std::int64_t date_offset_s)
+              std::optional<std::int64_t> date_offset_s)
         : to_(to), record_(record), fault_(fault), keep_alive_(keep_alive),
           date_offset_s_(date_offset_s) {}
 
@@ -56,7 +56,7 @@ private:
     request_record& record_;
     const fault_action& fault_;
     bool keep_alive_;
-    std::int64_t date_offset_s_;
+    std::optional<std::int64_t> date_offset_s_;
     bool chunked_ = false;
     bool losing_ = true;
     bool stalled_ = false;

@@ -86,8 +86,15 @@ bool take_failures(const json::object& from, std::size_t limit, std::vector<help
 } // namespace
 
 std::vector<std::string> helper_call(std::string_view verb, std::string arguments) {
+    std::string source;
+    for (const std::string_view text :
+         {helper_file("helper"), helper_file("helper_remove"),
+          helper_file("helper_" + std::string(verb)), std::string_view("main()\n")}) {
+        source += text;
+        source += '\n';
+    }
     // -I and -S: nothing of the sandbox's own modules or settings is loaded.
-    return {"python3",           "-I", "-S", "-c", std::string(helper_source()), std::string(verb),
+    return {"python3",           "-I", "-S", "-c", std::move(source), std::string(verb),
             std::move(arguments)};
 }
 

@@ -16,7 +16,9 @@ namespace sandboxd::sync {
 
 namespace json = boost::json;
 
-std::string_view helper_source(); // generated from helper.py
+// The text of one of the helper's files, by its name without ".py"; generated from them. Empty if
+// there is none.
+std::string_view helper_file(std::string_view name);
 
 // The argument vector of one call; `arguments` as JSON text, or "@" and the path of a file in the
 // sandbox that has it.

@@ -7,6 +7,9 @@ is printed there, and no shell is involved.
 Every verb may be run again after a lost answer: two of the same operation take turns at its directory's lock, and what
 the first one answered is kept until another operation begins. Files are written aside and renamed, so each is there
 whole or not at all. Only names below /workspace are touched, also where links lead elsewhere.
+
+This comes first in what runs. What the verb needs, and adds to VERBS, and the call of main() follow: the interpreter reads
+no more than that, as it takes longer over it than over most of the work.
 """
 import errno, fcntl, json, mmap, os, stat, sys, zlib
 
@@ -14,6 +17,7 @@ WORKSPACE = b"/workspace"
 HOME = WORKSPACE + b"/.deepinfra-sandboxd"
 SYNC = HOME + b"/sync"
 PIECE = 1 << 20
+UMASK = 0o022
 BLOCK = 512
 NAMED = 100  # failures told with their text
 GONE = (FileNotFoundError, NotADirectoryError)
@@ -137,6 +141,19 @@ def look(asked, operation):
     return {"gone": gone_of(asked["paths"])}
 
 
+def gone_of(paths):
+    """Which of them are not there, whatever it is that is there."""
+    gone = []
+    for i, path in enumerate(paths):
+        try:
+            os.lstat(raw(path))
+        except GONE:
+            gone.append(i)
+        except OSError:
+            pass
+    return gone
+
+
 def once(work, without_room=False):
     """A verb whose answer is kept for whoever asks again. `without_room`: it is done even where nothing can be kept."""
     def verb(asked):
@@ -165,8 +182,7 @@ def answer(verb, text):
     except (OSError, ValueError) as problem:
         return error("failed: " + why(problem))
     try:
-        return {"unpack": once(unpack), "delete": once(delete, without_room=True), "look": once(look),
-                "pack": pack, "drop": drop, "sweep": sweep}[verb](asked)
+        return VERBS[verb](asked)
     except Refused as problem:
         return error(str(problem))
     except Exception as problem:
@@ -180,8 +196,8 @@ def error(text):
 
 
 def main():
-    os.umask(0o022)
+    os.umask(UMASK)
     sys.stdout.buffer.write(answer(*sys.argv[1:]) + b"\n")
 
 
-main()
+VERBS = {"look": once(look), "drop": drop, "sweep": sweep}

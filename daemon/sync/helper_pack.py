@@ -1,4 +1,4 @@
-"""pack: what is fetched, as an archive in parts. Joined with helper.py at build time, whose names it uses.
+"""pack: what is fetched, as an archive in parts. Follows helper.py, whose names it uses.
 
 Each member's header is written before its content, so what it promises is written whatever becomes of the file meanwhile,
 and the answer names the members that the host has to drop.
@@ -300,3 +300,6 @@ def pack_into(directory, asked):
         "skipped": [[plain(b"/" + name), reason, text] for name, reason, text in skipped[:NAMED]],
         "skipped_more": max(0, len(skipped) - NAMED),
     }
+
+
+VERBS["pack"] = pack

@@ -1,10 +1,11 @@
-"""unpack: what was pushed, put in place. Joined with helper.py at build time, whose names it uses.
+"""unpack: what was pushed, put in place. Follows helper.py, whose names it uses.
 
 Members are taken one after the other from the archive's parts. What goes wrong with one of them is told with its number,
 and the rest goes on; an archive that is broken, or a disk that is full, ends it all.
 """
 
 LATEST = 1 << 40  # seconds; every file system's own limits are below, and the kernel keeps to those
+POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Python has it from 3.10 on
 MOST_STRETCHES = 1 << 20  # of one file; the daemon sends far fewer
 
 
@@ -33,8 +34,8 @@ class Parts:
 
     def open(self):
         with open(self.names[self.next], "rb") as file:
-            # Mapped, so that what goes from file to file is copied once.
-            part = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            # Mapped, so that what goes from file to file is copied once; at once, as all of it is wanted.
+            part = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | POPULATE, mmap.PROT_READ))
         self.next += 1
         if part[:2] == b"\x1f\x8b":
             self.packed, self.inflate = part, zlib.decompressobj(31)
@@ -238,10 +239,11 @@ def place(member, target, aside):
     if member.kind == b"2":
         os.symlink(member.link, aside)
     else:
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, member.mode)
         try:
             member.write_to(fd)
-            os.fchmod(fd, member.mode)
+            if member.mode & UMASK:
+                os.fchmod(fd, member.mode)
             os.utime(fd, (member.mtime, member.mtime))
         finally:
             os.close(fd)
@@ -300,14 +302,4 @@ def gone_before(operation, claims, aside):
     return gone
 
 
-def gone_of(paths):
-    """Which of them are not there, whatever it is that is there."""
-    gone = []
-    for i, path in enumerate(paths):
-        try:
-            os.lstat(raw(path))
-        except GONE:
-            gone.append(i)
-        except OSError:
-            pass
-    return gone
+VERBS["unpack"] = once(unpack)

@@ -33,7 +33,7 @@ TEST_CASE("sync helper: no path is ever part of a program") {
     const std::string asked = json::serialize(paths_arguments("op", {"op"}, {path}));
     const auto argv = helper_call("delete", asked);
     CHECK(argv[0] == "python3");
-    CHECK(argv[4] == helper_source());
+    CHECK(argv[4].starts_with(helper_file("helper")));
     CHECK(argv[4].find("touch x") == std::string::npos);
     CHECK(argv.back() == asked);
     CHECK(argv[4].size() < 131072);

@@ -31,6 +31,12 @@ struct operation {
     ensured outcome;
 };
 
+// A command that holds a sandbox, and the process that asked for it; pid 0: not known.
+struct holding {
+    std::string exec_id;
+    sys::process_identity client;
+};
+
 class entry {
 public:
     entry(boost::asio::any_io_executor executor, core::sandbox_key key)
@@ -44,9 +50,9 @@ public:
     }
 
     core::sandbox_record record;
-    std::shared_ptr<operation> current;     // the one under way, if any
-    std::vector<std::string> leases;        // ids of the execs that hold it, oldest first
-    std::chrono::milliseconds last_used{0}; // awake clock
+    std::shared_ptr<operation> current;                      // the one under way, if any
+    std::vector<holding> leases;                             // oldest first
+    std::chrono::milliseconds last_used{0};                  // awake clock
     background_answer work{core::background::not_asked, {}}; // as told since the last use
     std::chrono::milliseconds work_told{0};                  // awake clock
     bool asking = false;                                     // the sandbox is being asked
@@ -56,7 +62,7 @@ public:
     std::optional<std::chrono::milliseconds> nobody_since; // awake clock; of a one-session sandbox
     // Since when listings have not shown the sandbox of an open intent; awake clock.
     std::optional<std::chrono::milliseconds> absent_since;
-    core::retention age;                                   // of a stopped one
+    core::retention age;    // of a stopped one
     bool untouched = false; // its sandbox was made by this daemon, and no command has held it yet
     condition changed;      // the operation moved on or ended, a lease went
 };

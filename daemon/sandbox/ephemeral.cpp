@@ -37,6 +37,17 @@ bool manager::owner_lives(const core::sandbox_record& record) const {
             sys::alive({static_cast<pid_t>(record.owner.pid), record.owner.start_time}));
 }
 
+std::string manager::guests_command(const entry& each, const sys::process_identity& asker) const {
+    const core::owner_process& owner = each.record.owner;
+    const sys::process_identity owning{static_cast<pid_t>(owner.pid), owner.start_time};
+    const auto found =
+        std::find_if(each.leases.begin(), each.leases.end(), [&](const holding& command) {
+            const sys::process_identity& client = command.client;
+            return client.pid != 0 && client != owning && client != asker && sys::alive(client);
+        });
+    return found == each.leases.end() ? std::string() : found->exec_id;
+}
+
 // Whether the key's sandbox may be used by whoever asks; false: it is being deleted, wait for that.
 bool manager::clear_the_way(const std::shared_ptr<entry>& each, const wanted& want) {
     const core::sandbox_record& record = each->record;
@@ -65,21 +76,21 @@ bool manager::clear_the_way(const std::shared_ptr<entry>& each, const wanted& wa
     if (record.create_pending) {
         return true; // the bring-up looks for it, and what it finds is new
     }
-    // Its process is gone, and it was not let go of. Until orphan-grace has passed a guest may work
-    // in it on, as before; only who wants one of its own need not wait.
-    if (!record.owner_gone) {
-        if (want.persistent && record.state != core::life_state::stopped) {
-            return true;
-        }
-        const sys::process_identity asker = want.client.value_or(sys::process_identity{});
-        if (!each->leases.empty() && count_others(*each, asker) != 0) {
-            rpc_error error(error_name::sandbox_busy,
-                            "the session that the sandbox of " + describe(record.key) +
-                                " was made for is over, but another client's command (" +
-                                each->leases.front() + ") still runs in it");
-            error.sandbox_id = record.sandbox_id;
-            throw error;
-        }
+    // Its session is over. Until orphan-grace has passed a guest may work in it on, as before; only
+    // who wants one of its own need not wait, and even then a guest's command is not ended.
+    if (want.persistent && record.state != core::life_state::stopped) {
+        return true;
+    }
+    const std::string command =
+        guests_command(*each, want.client.value_or(sys::process_identity{}));
+    if (!command.empty()) {
+        rpc_error error(error_name::sandbox_busy, "the session that the sandbox of " +
+                                                      describe(record.key) +
+                                                      " was made for is over, but another client's "
+                                                      "command (" +
+                                                      command + ") still runs in it");
+        error.sandbox_id = record.sandbox_id;
+        throw error;
     }
     spdlog::info("{}: its session is over, deleting it", describe(record.key));
     begin(each, operation_kind::terminate, {});
@@ -100,7 +111,7 @@ asio::awaitable<void> manager::mind_owners() {
                 continue;
             }
             any = true;
-            if (owner_lives(each->record) || count_holders(*each) != 0) {
+            if (owner_lives(each->record) || !guests_command(*each, {}).empty()) {
                 each->nobody_since.reset();
                 continue;
             }

@@ -2,7 +2,7 @@
 //
 // They are written into the record, since they outlive the daemon: after its restart nobody may
 // delete what a living client still works in. Of a one-session sandbox only its owner is (a field
-// of its own): a guest does not keep it beyond orphan-grace.
+// of its own): a guest's command keeps it, a guest that does nothing does not beyond orphan-grace.
 #include "sandbox/entry.hpp"
 #include "sandbox/manager.hpp"
 

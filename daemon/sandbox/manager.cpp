@@ -12,14 +12,15 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::chrono::seconds progress_period{1}; // at most so often the same is told again
+constexpr sys::process_identity nobody{};
 
 } // namespace
 
 lease::lease(std::shared_ptr<entry> held, ensured how, std::string exec_id,
-             std::function<void()> on_release)
+             sys::process_identity client, std::function<void()> on_release)
     : entry_(std::move(held)), how_(how), exec_id_(std::move(exec_id)),
       on_release_(std::move(on_release)) {
-    entry_->leases.push_back(exec_id_);
+    entry_->leases.push_back({exec_id_, client});
 }
 
 lease& lease::operator=(lease&& other) noexcept {
@@ -39,7 +40,8 @@ const core::sandbox_record& lease::record() const noexcept {
 
 void lease::release() noexcept {
     if (const std::shared_ptr<entry> held = std::exchange(entry_, nullptr)) {
-        std::erase(held->leases, exec_id_);
+        std::erase_if(held->leases,
+                      [this](const holding& each) { return each.exec_id == exec_id_; });
         held->changed.notify_all();
         on_release_();
     }
@@ -180,7 +182,7 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
         const std::shared_ptr<entry> each = entry_for(key);
         // Between the bring-up's end and here somebody may have begun to stop it: then once more.
         if (!each->current && each->record.state == core::life_state::running) {
-            co_return lease_of(each, how, std::move(exec_id));
+            co_return lease_of(each, how, std::move(exec_id), want.client.value_or(nobody));
         }
     }
 }
@@ -204,7 +206,7 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
         const core::life_state state = each ? each->record.state : core::life_state::absent;
         const std::uint64_t newest = each ? each->record.generation : 0;
         if (state == core::life_state::running && newest == generation) {
-            co_return lease_of(each, {}, std::move(exec_id));
+            co_return lease_of(each, {}, std::move(exec_id), want.client.value_or(nobody));
         }
         if (state == core::life_state::unknown) {
             // Nobody may ever come who would start it, and so look at it.
@@ -222,12 +224,13 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
     }
 }
 
-lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id) {
+lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id,
+                        sys::process_identity client) {
     how.created = std::exchange(each->untouched, false);
     if (each->leases.empty()) {
         each->held_since = now();
     }
-    return lease(each, how, std::move(exec_id), [held = each.get(), beat = pulse_] {
+    return lease(each, how, std::move(exec_id), client, [held = each.get(), beat = pulse_] {
         // The lease has kept it alive until now.
         held->used(beat->clock.now(now()));
         held->call_ended = now();
@@ -256,7 +259,7 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
         if (each->record.state != core::life_state::running) {
             co_return std::nullopt;
         }
-        co_return lease_of(each, {}, std::move(exec_id));
+        co_return lease_of(each, {}, std::move(exec_id), nobody);
     }
 }
 
@@ -322,7 +325,7 @@ asio::awaitable<std::string> manager::shut_down(std::shared_ptr<entry> each, ope
                             std::to_string(each->leases.size()) +
                                 (each->leases.size() == 1 ? " command is" : " commands are") +
                                 " running in the sandbox of " + describe(each->record.key) + " (" +
-                                each->leases.front() + ")");
+                                each->leases.front().exec_id + ")");
             error.sandbox_id = each->record.sandbox_id;
             throw error;
         }

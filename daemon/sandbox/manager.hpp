@@ -125,7 +125,7 @@ class lease {
 public:
     lease() = default;
     lease(std::shared_ptr<entry> held, ensured how, std::string exec_id,
-          std::function<void()> on_release);
+          sys::process_identity client, std::function<void()> on_release);
     lease(lease&& other) noexcept = default;
     lease& operator=(lease&& other) noexcept;
     ~lease() { release(); }
@@ -233,7 +233,8 @@ public:
 private:
     std::shared_ptr<entry> entry_for(const core::sandbox_key& key);
     std::shared_ptr<entry> find(const selector& which);
-    lease lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id);
+    lease lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id,
+                   sys::process_identity client);
     bool is_of_account(const entry& each) const;
     void check_account(const entry& each) const; // throws not_configured, account_mismatch
     std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind,
@@ -281,6 +282,9 @@ private:
     // ephemeral.cpp: one-session sandboxes and the processes they belong to.
     boost::asio::awaitable<void> mind_owners();
     bool owner_lives(const core::sandbox_record& record) const;
+    // A command in a one-session sandbox that neither its owner nor `asker` has asked for, of a
+    // process that lives; empty: none.
+    std::string guests_command(const entry& each, const sys::process_identity& asker) const;
     bool clear_the_way(const std::shared_ptr<entry>& each, const wanted& want); // throws
     void adopt_owner(core::sandbox_record& record, const wanted& want) const;
 

@@ -21,8 +21,10 @@ std::string commands_running(std::size_t count) {
 } // namespace
 
 view manager::view_of(const entry& each) const {
-    view shown{each.record,     std::nullopt, each.leases,
-               why_awake(each), std::nullopt, each.holders.size()};
+    view shown{each.record, std::nullopt, {}, why_awake(each), std::nullopt, each.holders.size()};
+    for (const holding& command : each.leases) {
+        shown.running.push_back(command.exec_id);
+    }
     if (given_up(each) && is_billed(each)) {
         shown.usd_per_hour = std::nullopt;
     } else {

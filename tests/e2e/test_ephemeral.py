@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import DELETE, living, only_id
+from support.scenes import DELETE, living, only_id, workspace
 
 Make = Callable[..., Daemon]
 
@@ -38,6 +39,44 @@ def session(daemon: Daemon, *more: str) -> Iterator[str]:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["result"]["sandbox"]["id"]
         process.kill()
+
+
+GUEST = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")
+def ask(line):
+    f.write(line + "\\n"); f.flush()
+    while "id" not in (answer := json.loads(f.readline())): pass
+    print(json.dumps(answer), flush=True)
+ask(json.dumps({"jsonrpc": "2.0", "id": 0, "method": "hello", "params": {"client": "guest/1", "protocol": 1}}))
+for line in sys.stdin: ask(line.strip())
+"""
+
+
+class Guest:
+    """Another process, which uses the sandbox of a session."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", GUEST, str(daemon.socket)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"key": DEFAULT_KEY, **params}}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        result: dict[str, Any] = json.loads(self.process.stdout.readline())["result"]
+        return result
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @pytest.fixture
@@ -130,6 +169,32 @@ def test_a_guest_works_on_until_the_grace_has_passed(make_daemon: Make, emulator
         assert peer.sh("touch go").returncode == 0
         assert peer.finish(running).stdout == b"done\n"
         assert only_id(emulator) == made
+
+
+def test_the_owner_that_lets_go_ends_no_command_of_a_guest(make_daemon: Make, emulator: Emulator) -> None:
+    """Nor does what the guest asks for next. Who wants one of its own is refused; when nobody works in it any more, it goes."""
+    daemon = make_daemon(orphan_grace=1).start()
+    with daemon.peer() as owner, daemon.peer() as other, Guest(daemon) as guest:
+        made = owner.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})["sandbox"]["id"]
+        guest.ask("exec.start", exec_id="long", argv=["/bin/sh", "-c", "until [ -e go ]; do sleep 0.02; done; touch ended"])
+        wait_until(lambda: other.call("exec.list")["execs"][0]["phase"] == "running", "it runs")
+        let_go = owner.call("sandbox.release", {"key": DEFAULT_KEY, "mode": "terminate"})
+        assert (let_go["action"], let_go["holders"]) == ("kept", 1)
+        guest.ask("exec.start", exec_id="short", argv=["true"])
+        with pytest.raises(RpcFailure, match="sandbox_busy"):
+            other.call("sandbox.ensure", {"key": DEFAULT_KEY, "persistent": False})
+        assert only_id(emulator) == made and other.call("exec.list")["execs"][0]["phase"] == "running"
+        (workspace(emulator) / "go").touch()
+        wait_until(lambda: gone(emulator), "nobody works in it any more")
+        assert {one["exec_id"]: one["returncode"] for one in other.call("exec.list")["execs"]} == {"long": 0, "short": 0}
+
+
+def test_a_guest_that_does_nothing_does_not_keep_it(hasty: Daemon, emulator: Emulator) -> None:
+    with Guest(hasty) as guest:
+        with session(hasty) as made:
+            guest.ask("sandbox.ensure")
+            assert only_id(emulator) == made
+        wait_until(lambda: gone(emulator), "it is deleted")
 
 
 def test_nor_does_one_that_wants_its_own_end_anothers_command(make_daemon: Make, emulator: Emulator) -> None:

@@ -18,6 +18,7 @@ namespace {
 constexpr std::string_view json_type = "application/json";
 constexpr std::string_view bytes_type = "application/octet-stream";
 constexpr int most_pages = 200;
+constexpr std::size_t least_cut = 10; // sandboxes in an answer that may be a page
 
 bool is_page(const answer_reader& reader) {
     const std::string type = reader.field("Content-Type");
@@ -64,12 +65,20 @@ asio::awaitable<result<std::vector<sandbox_info>>> client::list() {
     std::set<std::string> ids;     // a listing that shifts between two pages may tell one twice
     std::set<std::string> targets; // a server that leads in circles
     std::string target = self->sandboxes_target();
+    bool guessing = false; // that there is more, and how to ask for it
     while (true) {
         targets.insert(target);
         const auto said = co_await self->call({"GET", target});
-        if (!said) co_return said.error();
+        if (!said) {
+            const bool refused = said.error().kind == failure_kind::bad_request ||
+                                 said.error().kind == failure_kind::not_found ||
+                                 said.error().kind == failure_kind::not_found_unproven;
+            if (guessing && refused) co_return all;
+            co_return said.error();
+        }
         auto page = self->believed(*said, parse_sandbox_page(said->body, said->link));
         if (!page) co_return page.error();
+        const std::size_t known = all.size();
         for (sandbox_info& one : page->sandboxes) {
             if (ids.insert(one.id).second) all.push_back(std::move(one));
         }
@@ -80,7 +89,15 @@ asio::awaitable<result<std::vector<sandbox_info>>> client::list() {
                 co_return refuse(failure_kind::bad_answer,
                                  "the listing is incomplete and does not say how to go on");
             }
-            co_return all;
+            // Many of them without a word of whether that is all (?): a server that cuts its
+            // answers without saying so mostly goes on at an offset, and one that does not know
+            // that answers as before, or refuses.
+            if (page->total >= 0 || page->sandboxes.size() < least_cut || all.size() == known) {
+                co_return all;
+            }
+            guessing = true;
+            next = self->sandboxes_target() + "?offset=" + std::to_string(all.size());
+            break;
         case next_page::kind::reference:
             next = resolve_next(self->at(), target, page->next.value);
             break;

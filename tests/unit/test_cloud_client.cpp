@@ -473,6 +473,22 @@ TEST_CASE("cloud client: a listing is read to its last page") {
                                              "/x>; rel=next\r\n")},
              {"/x", http_answer(200, R"([{"sandbox_id":"c"}])")}};
     CHECK(ids() == "abc");
+    // Many, and no word of whether that is all: asked for what is behind them.
+    std::string ten = "[";
+    for (char id = 'a'; id <= 'j'; ++id)
+        ten += std::string(id == 'a' ? "" : ",") + R"({"sandbox_id":")" + id + "\"}";
+    ten += "]";
+    pages = {{base, http_answer(200, ten)},
+             {base + "?offset=10", http_answer(200, R"([{"sandbox_id":"k"}])")}};
+    CHECK(ids() == "abcdefghijk");
+    pages = {{base, http_answer(200, ten)}, {base + "?offset=10", http_answer(200, ten)}};
+    CHECK(ids() == "abcdefghij");
+    for (const int status : {400, 404, 422}) {
+        pages = {{base, http_answer(200, ten)}, {base + "?offset=10", http_answer(status, "{}")}};
+        CHECK(ids() == "abcdefghij");
+    }
+    pages = {{base, http_answer(200, ten)}, {base + "?offset=10", http_answer(502, "")}};
+    CHECK(ids() == "other");
     // In circles, elsewhere, lost on the way, or short of what it announced: not a listing.
     pages = {{base, http_answer(200, R"({"items":[],"next_page_token":"1"})")},
              {base + "?page_token=1", http_answer(200, R"({"items":[],"next_page_token":"1"})")}};

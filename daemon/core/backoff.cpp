@@ -16,4 +16,9 @@ milliseconds jittered(milliseconds delay, double jitter) noexcept {
         static_cast<milliseconds::rep>(static_cast<double>(delay.count()) * (0.75 + jitter / 2)));
 }
 
+milliseconds not_before(milliseconds asked, double jitter) noexcept {
+    return milliseconds(
+        static_cast<milliseconds::rep>(static_cast<double>(asked.count()) * (1 + jitter / 4)));
+}
+
 } // namespace sandboxd::core

@@ -27,5 +27,7 @@ private:
 
 // `delay` times 0.75 to 1.25 as `jitter` goes from 0 to 1.
 milliseconds jittered(milliseconds delay, double jitter) noexcept;
+// At least `asked`, up to a quarter more: several who were told the same do not come back at once.
+milliseconds not_before(milliseconds asked, double jitter) noexcept;
 
 } // namespace sandboxd::core

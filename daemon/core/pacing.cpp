@@ -15,7 +15,7 @@ void pacing::pause::begin(milliseconds now, const cloud::failure& failure, doubl
         return;
     }
     why = failure;
-    until = now + std::max(jittered(delays.next(), jitter), asked);
+    until = now + std::max(jittered(delays.next(), jitter), not_before(asked, jitter));
 }
 
 void pacing::pause::end() noexcept {

@@ -30,8 +30,8 @@ void slot_queue::on_refused(ticket which, milliseconds now, const cloud::failure
         found->second.granted = false;
     }
     refused_ = why;
-    retry_at_ =
-        now + std::max(jittered(poll_.next(), jitter), why.retry_after.value_or(milliseconds(0)));
+    retry_at_ = now + std::max(jittered(poll_.next(), jitter),
+                               not_before(why.retry_after.value_or(milliseconds(0)), jitter));
 }
 
 void slot_queue::on_taken(ticket which) {

@@ -29,7 +29,7 @@ TEST_CASE("pacing: what pauses what") {
 
 TEST_CASE("pacing: what is held back is told why, for how long, and that it was not sent") {
     pacing pace;
-    pace.on_failure(ms(0), failure_of(kind::rate_limited, std::chrono::seconds(4)), 0.5);
+    pace.on_failure(ms(0), failure_of(kind::rate_limited, std::chrono::seconds(4)), 0.0);
     const auto held = pace.held_back(ms(1'000), purpose::anything);
     REQUIRE(held);
     CHECK(held->kind == kind::rate_limited);
@@ -54,6 +54,14 @@ TEST_CASE("pacing: pauses grow in a row, are jittered, and a success ends the ro
     pace.on_success(purpose::anything);
     pace.on_failure(now, failure_of(kind::rate_limited), 0.0);
     CHECK(pace.held_back(now, purpose::anything)->retry_after == ms(375));
+}
+
+TEST_CASE("pacing: what the platform asks for is waited for, and not by all to the same moment") {
+    for (const auto& [jitter, expected] : {std::pair(0.0, 4'000), {0.5, 4'500}, {1.0, 5'000}}) {
+        pacing pace;
+        pace.on_failure(ms(0), failure_of(kind::rate_limited, std::chrono::seconds(4)), jitter);
+        CHECK(pace.held_back(ms(0), purpose::anything)->retry_after == ms(expected));
+    }
 }
 
 TEST_CASE("pacing: requests that were under way when the pause began do not lengthen the row") {

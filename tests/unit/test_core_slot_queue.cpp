@@ -193,6 +193,11 @@ TEST_CASE("slots: a refusal honours Retry-After, is jittered, and asks one of ou
         other.on_refused(only, ms(0), full(), jitter);
         CHECK(other.decide(ms(0), {}).look_again_in == ms(expected));
     }
+    slot_queue other(three());
+    const auto only = other.enter(key("1"), ms(0));
+    other.decide(ms(0), {});
+    other.on_refused(only, ms(0), full(ms(8'000)), 0.5);
+    CHECK(other.decide(ms(0), {}).look_again_in == ms(9'000));
 }
 
 TEST_CASE("slots: a random crowd: never too many, nobody forgotten, first come first served") {

@@ -42,7 +42,12 @@ instance load_instance(const std::filesystem::path& state_dir, const std::string
         words >> found.id >> machine;
         const bool plausible = found.id.size() == 32 &&
                                found.id.find_first_not_of("0123456789abcdef") == std::string::npos;
-        if (plausible && machine == machine_id) {
+        // A machine may get its id only later (a container, a first boot), or lose it: only two ids
+        // that differ show that this is another one.
+        if (plausible && (machine == machine_id || machine.empty() || machine_id.empty())) {
+            if (machine.empty() && !machine_id.empty()) {
+                sys::atomic_write(file, found.id + " " + machine_id + "\n");
+            }
             return found;
         }
         if (plausible) {

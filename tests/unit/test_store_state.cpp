@@ -327,6 +327,19 @@ TEST_CASE("instance: a machine without an id has one too") {
     CHECK(load_instance(dir.path(), "").id == id);
 }
 
+TEST_CASE("instance: a machine that gets its id later, or loses it, is the same one") {
+    const temp_dir dir;
+    const std::string id = load_instance(dir.path(), "").id;
+    write_file(dir / "state.json", "kept");
+    const instance later = load_instance(dir.path(), machine);
+    CHECK(later.id == id);
+    CHECK(later.complaints.empty());
+    CHECK(load_instance(dir.path(), "").id == id);
+    CHECK(content_of(dir / "state.json") == "kept");
+    // From then on another machine is told apart.
+    CHECK(load_instance(dir.path(), "ffff" + machine.substr(4)).id != id);
+}
+
 TEST_CASE("instance: a home cloned to another machine becomes another daemon there") {
     const temp_dir dir;
     const std::string id = load_instance(dir.path(), machine).id;

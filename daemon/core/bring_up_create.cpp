@@ -22,6 +22,7 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
     record_.created_at = 0;
     record_.runs_on.clear();
     fresh_ = true;
+    record_.untried = true;
     boot_since_.reset();
     poll_.reset();
     doing_ = "creating the sandbox";
@@ -131,6 +132,7 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
         record_.create_pending = false;
         created_ = true;
         fresh_ = true;
+        record_.untried = true;
         taken_ = true;
         settle_doubt();
         doing_ = "waiting for the new sandbox to boot";

@@ -28,7 +28,7 @@ bring_up_fsm::step bring_up_fsm::begin(milliseconds) {
     if (record_.state == life_state::running) {
         return act(action::done);
     }
-    fresh_ = record_.state == life_state::creating;
+    fresh_ = record_.untried;
     return act(action::get);
 }
 
@@ -107,7 +107,7 @@ bring_up_fsm::step bring_up_fsm::seen(milliseconds now, const cloud::sandbox_inf
                 "deleting a stopped one-session sandbox"; // never resumed: it promised to forget
             return act(action::remove);
         }
-        record_.state = life_state::stopped;
+        note_state(record_, life_state::stopped);
         if (!start_since_) {
             start_since_ = now;
         } else if (now - *start_since_ >= limits_.boot) {
@@ -131,7 +131,7 @@ bring_up_fsm::step bring_up_fsm::booting(milliseconds now, life_state state) {
                                     std::to_string(limits_.boot.count() / 1000) + " s");
     }
     if (state != life_state::unknown) {
-        record_.state = state;
+        note_state(record_, state);
     }
     if (state == life_state::stopping) {
         doing_ = "waiting for the sandbox to stop, so that it can be started";
@@ -224,7 +224,7 @@ bring_up_fsm::step bring_up_fsm::running() {
     if (record_.state != life_state::running && record_.state != life_state::unknown) {
         ++record_.generation;
     }
-    record_.state = life_state::running;
+    note_state(record_, life_state::running);
     return save_then(action::done, false);
 }
 

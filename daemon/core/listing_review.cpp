@@ -51,11 +51,13 @@ listing_review review_listing(const std::vector<cloud::sandbox_info>& listing,
         if (seen.state == cloud::sandbox_state::deleted) {
             continue;
         }
-        if (!is_made_by(seen, instance)) {
+        const belonging whose = belonging_of(seen, records);
+        // In use it is ours, also where its tags name an instance that was lost.
+        if (whose != belonging::in_use && !is_made_by(seen, instance)) {
             review.others_active += is_active(life_state_of(seen.state)) ? 1 : 0;
             continue;
         }
-        switch (belonging_of(seen, records)) {
+        switch (whose) {
         case belonging::late:
             review.late.push_back(seen);
             break;

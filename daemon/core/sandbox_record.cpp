@@ -135,6 +135,13 @@ const cloud::sandbox_info* made_for(const std::vector<cloud::sandbox_info>& list
     return found == listing.end() ? nullptr : &*found;
 }
 
+void note_state(sandbox_record& record, life_state state) {
+    record.state = state;
+    const bool has_run = state == life_state::running || state == life_state::stopping ||
+                         state == life_state::stopped;
+    record.untried = record.untried && !has_run;
+}
+
 void note_doubt(sandbox_record& record) {
     const bool known =
         std::any_of(record.doubts.begin(), record.doubts.end(),

@@ -70,6 +70,9 @@ struct sandbox_record {
 
     std::string sandbox_id; // the cloud's id; empty: none known
     life_state state = life_state::absent;
+    // Made by the creation of that id, and never seen to have booted since: nothing can be in it.
+    // What the platform calls the state proves nothing of that.
+    bool untried = false;
     // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes
     // and everything outside /workspace.
     std::uint64_t generation = 0;
@@ -87,6 +90,9 @@ struct sandbox_record {
     // option says by now. 0: not known.
     std::chrono::seconds timeout{0};
 };
+
+// As seen now.
+void note_state(sandbox_record& record, life_state state);
 
 // What may still turn up of the record's creation is remembered beyond its use. Once is enough.
 void note_doubt(sandbox_record& record);

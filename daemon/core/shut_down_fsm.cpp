@@ -38,7 +38,7 @@ shut_down_fsm::step shut_down_fsm::begin(milliseconds now) {
 shut_down_fsm::step shut_down_fsm::on_stop(milliseconds now, const cloud::result<void>& stopped) {
     if (stopped.has_value()) {
         trouble_since_.reset();
-        record_.state = life_state::stopping;
+        note_state(record_, life_state::stopping);
         return wait_then(action::get, poll_.next());
     }
     if (stopped.error().kind == kind::not_found) {
@@ -108,11 +108,11 @@ shut_down_fsm::step shut_down_fsm::seen(milliseconds now, life_state state) {
         return gone();
     }
     if (goal_ == goal::stopped && state == life_state::stopped) {
-        record_.state = state;
+        note_state(record_, state);
         return act(action::done);
     }
     if (state != life_state::unknown) {
-        record_.state = state;
+        note_state(record_, state);
     }
     if (now - since_ >= limits_.settle) {
         return fail({error_name::cloud_error,

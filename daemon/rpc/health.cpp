@@ -122,12 +122,14 @@ void judge_other_accounts(items& found, const services& parts) {
     if (others.size() > most_named) {
         names += ", and " + std::to_string(others.size() - most_named) + " more";
     }
-    found.warning("account_mismatch",
-                  "The daemon's key is of another account than the one these were made with, so "
-                  "nobody stops them when they are idle or knows what they cost: " +
-                      names + ".",
-                  "start the daemon with the key they were made with, or look after them on that "
-                  "account's dashboard");
+    found.warning(
+        "account_mismatch",
+        "The daemon works for another account or host than the one these were made with, so "
+        "nobody stops them when they are idle or knows what they cost: " +
+            names + ".",
+        "start the daemon with the key and base URL they were made with; or look after "
+        "them on that account's dashboard, and have them forgotten here "
+        "(deepinfra-sandboxd terminate --forget)");
 }
 
 void judge_sandboxes(items& found, const services& parts) {

@@ -18,6 +18,7 @@ const std::map<std::string, method, std::less<>>& methods() {
         {"sandbox.start", bind(sandbox_start)},
         {"sandbox.stop", bind(sandbox_stop)},
         {"sandbox.terminate", bind(sandbox_terminate)},
+        {"sandbox.forget", bind(sandbox_forget)},
         {"orphan.adopt", bind(orphan_adopt)},
         {"orphan.inspect", bind(orphan_inspect)},
         {"orphan.terminate", bind(orphan_terminate)},

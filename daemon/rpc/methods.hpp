@@ -62,6 +62,7 @@ boost::asio::awaitable<json::value> sandbox_get(call from, selector_params param
 boost::asio::awaitable<json::value> sandbox_start(call from, selector_params params);
 boost::asio::awaitable<json::value> sandbox_stop(call from, forced_selector_params params);
 boost::asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params params);
+boost::asio::awaitable<json::value> sandbox_forget(call from, selector_params params);
 boost::asio::awaitable<json::value> orphan_adopt(call from, adopt_params params);
 boost::asio::awaitable<json::value> orphan_inspect(call from, orphan_params params);
 boost::asio::awaitable<json::value> orphan_terminate(call from, orphan_params params);

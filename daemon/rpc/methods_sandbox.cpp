@@ -98,6 +98,11 @@ asio::awaitable<json::value> sandbox_terminate(call from, forced_selector_params
     co_return json::object{{"sandbox_id", id.empty() ? json::value(nullptr) : json::value(id)}};
 }
 
+asio::awaitable<json::value> sandbox_forget(call from, selector_params params) {
+    const std::string id = co_await from.parts.manager.forget(params.which);
+    co_return json::object{{"sandbox_id", id.empty() ? json::value(nullptr) : json::value(id)}};
+}
+
 asio::awaitable<json::value> orphan_adopt(call from, adopt_params params) {
     sandbox::manager& manager = from.parts.manager;
     co_await manager.adopt_orphan(params.id, params.key);

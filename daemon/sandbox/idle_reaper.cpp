@@ -63,8 +63,7 @@ asio::awaitable<void> manager::reap() {
 void manager::stop_idle(const core::sandbox_key& key, const std::string& why) {
     const std::shared_ptr<entry> each = entry_for(key);
     // One that is never resumed is of no use stopped, nor one that has never run.
-    const bool resumable =
-        each->record.persistent && each->record.state != core::life_state::creating;
+    const bool resumable = each->record.persistent && !each->record.untried;
     spdlog::info("{}: {}, {} it", describe(key), why, resumable ? "stopping" : "deleting");
     begin(each, resumable ? operation_kind::stop : operation_kind::terminate, {})->idle = true;
 }

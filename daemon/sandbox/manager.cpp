@@ -51,7 +51,7 @@ manager::manager(asio::any_io_executor executor, account& account, store::state_
                  manager_options options)
     : executor_(executor), account_(account), store_(store), options_(std::move(options)),
       pulse_(std::make_shared<pulse>(executor, tick())), places_(options_.slots),
-      reconcile_wanted_(executor), boot_(sys::boot_id()) {
+      reconcile_wanted_(executor), place_wanted_(executor), boot_(sys::boot_id()) {
     account_.on_reconnect = [this] { reconcile_soon(); };
 }
 
@@ -133,7 +133,10 @@ void manager::check_account(const entry& each) const {
     if ((!record.sandbox_id.empty() || record.create_pending) && !is_of_account(each)) {
         rpc_error error(error_name::account_mismatch,
                         "the sandbox of " + describe(record.key) + " belongs to another account (" +
-                            record.base_url + ", key fingerprint " + record.fingerprint + ")");
+                            record.base_url + ", key fingerprint " + record.fingerprint + ")",
+                        std::string(info(error_name::account_mismatch).hint) +
+                            "; if that account is not used any more, `deepinfra-sandboxd terminate "
+                            "--forget` gives the sandbox up");
         error.sandbox_id = record.sandbox_id;
         throw error;
     }
@@ -348,6 +351,31 @@ asio::awaitable<void> manager::stop(selector which, bool force) {
 
 asio::awaitable<std::string> manager::terminate(selector which, bool force) {
     co_return co_await shut_down(find(which), operation_kind::terminate, force);
+}
+
+asio::awaitable<std::string> manager::forget(selector which) {
+    account_.require_configured();
+    const std::shared_ptr<entry> each = find(which);
+    core::sandbox_record& record = each->record;
+    if (is_of_account(*each) || (record.sandbox_id.empty() && !record.create_pending)) {
+        rpc_error error(error_name::invalid_params,
+                        "the sandbox of " + describe(record.key) +
+                            " belongs to the account that this daemon works for, so it is looked "
+                            "after; nothing was done",
+                        "deepinfra-sandboxd terminate ends it");
+        error.sandbox_id = record.sandbox_id;
+        throw error;
+    }
+    const std::string id = record.sandbox_id;
+    spdlog::warn("{}: {}, of another account ({}, key fingerprint {}), is forgotten as asked",
+                 describe(record.key), id.empty() ? "a creation in doubt" : "sandbox " + id,
+                 record.base_url, record.fingerprint);
+    core::sandbox_record fresh;
+    fresh.key = record.key;
+    fresh.generation = record.generation; // no number is given twice
+    record = std::move(fresh);
+    co_await save();
+    co_return id;
 }
 
 asio::awaitable<manager::released> manager::release(core::sandbox_key key, release_mode mode,

@@ -192,6 +192,9 @@ public:
     boost::asio::awaitable<void> stop(selector which, bool force);
     boost::asio::awaitable<std::string> terminate(selector which,
                                                   bool force); // the id it had, or empty
+    // Gives up the record of what belongs to another account, which nobody else can: the id it had,
+    // or empty. What is of the account in use is refused with invalid_params.
+    boost::asio::awaitable<std::string> forget(selector which);
     struct released {
         release_action action = release_action::none;
         std::size_t holders = 0; // others, alive
@@ -260,11 +263,14 @@ private:
     boost::asio::awaitable<void> save_or_complain();
     boost::asio::awaitable<bool> reconcile();
     boost::asio::awaitable<void> reconcile_until_done();
-    void note_others(const std::vector<cloud::sandbox_info>& listing);
+    // `asked`: when the listing was.
+    void note_others(const std::vector<cloud::sandbox_info>& listing,
+                     std::chrono::milliseconds asked);
     boost::asio::awaitable<cloud::result<std::vector<cloud::sandbox_info>>> list_all();
     cloud::sandbox_info find_orphan(const std::string& id) const; // throws sandbox_not_found
     bool is_orphan(const std::string& id) const;
     std::size_t active_orphans() const;
+    boost::asio::awaitable<cloud::result<void>> remove_remotely(std::string id);
     void delete_late(const cloud::sandbox_info& seen);
     std::chrono::milliseconds look_again_in() const;  // with a listing
     std::int64_t cloud_time() const;                  // unix seconds
@@ -273,7 +279,10 @@ private:
     bool apply_listing(entry& each, const std::vector<cloud::sandbox_info>& listing);
     void apply_look(entry& each, const cloud::result<cloud::sandbox_info>& got);
     void apply_state(entry& each, const cloud::sandbox_info& seen);
-    void rebind(entry& each, const std::vector<cloud::sandbox_info>& listing);
+    void rebind(const std::vector<cloud::sandbox_info>& listing);
+    bool is_untouched_since(const entry& each, std::chrono::milliseconds asked) const;
+    boost::asio::awaitable<void> look_up(const std::vector<std::shared_ptr<entry>>& missing,
+                                         std::chrono::milliseconds asked);
     boost::asio::awaitable<void> reap();
     void stop_idle(const core::sandbox_key& key, const std::string& why);
     void ask_inside(const core::sandbox_key& key);
@@ -338,6 +347,7 @@ private:
     core::slot_queue places_;
     background_probe* probe_ = nullptr;
     condition reconcile_wanted_;
+    condition place_wanted_; // somebody waits for one
     bool reconcile_again_ = false;
     core::ledger ledger_;
     core::clock_mark clock_mark_; // the newest of a usable clock
@@ -347,8 +357,10 @@ private:
     std::vector<cloud::sandbox_info> orphans_;
     std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them
     std::set<std::string> being_deleted_;             // late creations, by id
-    int others_active_ = 0;                           // as the last listing showed
-    std::string boot_;                                // of the machine
+    // By id, when; awake clock. Until a listing that was asked for later has come.
+    std::map<std::string, std::chrono::milliseconds> removed_;
+    int others_active_ = 0; // as the last listing showed
+    std::string boot_;      // of the machine
     std::string reconcile_trouble_;
 };
 

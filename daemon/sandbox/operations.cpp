@@ -133,7 +133,6 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
     }
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
     const auto start = [&record](cloud::client& on) { return on.start(record.sandbox_id); };
-    const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     const auto create = [&record, this](cloud::client& on) {
         return on.create(cloud::create_request{
             record.plan, core::tags_for(record, options_.instance), record.timeout});
@@ -190,7 +189,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             break;
         }
         case action::remove: {
-            const auto removed = co_await account_.ask(remove);
+            const auto removed = co_await remove_remotely(record.sandbox_id);
             step = machine.on_remove(now(), removed);
             break;
         }
@@ -251,7 +250,6 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
     const bool stopping = op->kind == operation_kind::stop;
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
     const auto stop = [&record](cloud::client& on) { return on.stop(record.sandbox_id); };
-    const auto remove = [&record](cloud::client& on) { return on.remove(record.sandbox_id); };
     op->doing = stopping ? "stopping the sandbox" : "deleting the sandbox";
     core::shut_down_fsm machine(record, stopping ? goal::stopped : goal::deleted,
                                 options_.instance);
@@ -277,7 +275,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             break;
         }
         case action::remove: {
-            const auto removed = co_await account_.ask(remove);
+            const auto removed = co_await remove_remotely(record.sandbox_id);
             step = machine.on_remove(now(), removed);
             break;
         }

@@ -14,7 +14,10 @@
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
 
-void manager::note_others(const std::vector<cloud::sandbox_info>& listing) {
+void manager::note_others(const std::vector<cloud::sandbox_info>& listing,
+                          std::chrono::milliseconds asked) {
+    // Deleted since the listing was asked for, it may still show them.
+    std::erase_if(removed_, [&](const auto& one) { return one.second < asked; });
     std::vector<core::sandbox_record> records;
     for (const auto& [key, each] : entries_) {
         records.push_back(each->record);
@@ -22,11 +25,23 @@ void manager::note_others(const std::vector<cloud::sandbox_info>& listing) {
     count_all(); // what the listing before showed has run until now
     core::listing_review review = core::review_listing(listing, records, options_.instance);
     others_active_ = review.others_active;
+    const auto is_removed = [this](const auto& seen) { return removed_.contains(seen.id); };
+    std::erase_if(review.orphans, is_removed);
+    std::erase_if(review.late, is_removed);
     orphans_ = std::move(review.orphans);
     std::erase_if(orphan_usage_, [this](const auto& one) { return !is_orphan(one.first); });
     for (const cloud::sandbox_info& seen : review.late) {
         delete_late(seen);
     }
+}
+
+asio::awaitable<cloud::result<void>> manager::remove_remotely(std::string id) {
+    const auto remove = [&id](cloud::client& on) { return on.remove(id); };
+    const auto removed = co_await account_.ask(remove);
+    if (removed.has_value()) {
+        removed_.insert_or_assign(id, awake());
+    }
+    co_return removed;
 }
 
 void manager::delete_late(const cloud::sandbox_info& seen) {
@@ -38,8 +53,7 @@ void manager::delete_late(const cloud::sandbox_info& seen) {
     asio::co_spawn(
         executor_,
         [this, id = seen.id]() -> asio::awaitable<void> {
-            const auto remove = [&id](cloud::client& on) { return on.remove(id); };
-            const auto removed = co_await account_.ask(remove);
+            const auto removed = co_await remove_remotely(id);
             if (!removed.has_value()) { // the next listing shows it again
                 spdlog::warn("{}", core::error_from(removed.error(), "deleting it").what());
             }
@@ -124,6 +138,7 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
     record.created_at = info.created_at;
     record.runs_on = info.plan;
     record.state = core::life_state_of(info.state);
+    record.untried = false; // it may hold somebody's files
     record.state_lost = false;
     ++record.generation; // what ran before is of an unknown boot
     each->used(awake());
@@ -150,8 +165,7 @@ asio::awaitable<background_answer> manager::look_into_orphan(std::string id) {
 asio::awaitable<void> manager::terminate_orphan(std::string id) {
     account_.require_configured();
     find_orphan(id);
-    const auto remove = [&id](cloud::client& on) { return on.remove(id); };
-    const auto removed = co_await account_.ask(remove);
+    const auto removed = co_await remove_remotely(id);
     if (!removed.has_value() && removed.error().kind != cloud::failure_kind::not_found) {
         throw core::plain_error_from(removed.error(), "deleting the sandbox");
     }

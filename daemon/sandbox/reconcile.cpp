@@ -6,16 +6,21 @@
 #include "core/backoff.hpp"
 #include "core/cloud_error.hpp"
 #include "core/listing_review.hpp"
+#include "core/look_interval.hpp"
 #include "sandbox/entry.hpp"
 #include "sandbox/manager.hpp"
 
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
 
 namespace sandboxd::sandbox {
 namespace asio = boost::asio;
@@ -24,12 +29,8 @@ using namespace asio::experimental::awaitable_operators;
 
 namespace {
 
-// While the outcome of a create was open just now, and while something waits for the platform to
-// say it a second time; longer than core/cloud_clock takes to believe it.
-constexpr std::chrono::milliseconds look_soon{65'000};
-static_assert(look_soon > core::cloud_clock::confirm_after);
-// What others do to our sandboxes is noticed by then at the latest.
-constexpr std::chrono::milliseconds look_every{300'000};
+// A look at one sandbox, as a rule.
+constexpr std::chrono::milliseconds look_takes{3'000};
 
 } // namespace
 
@@ -45,22 +46,21 @@ void manager::reconcile_soon() {
 }
 
 std::chrono::milliseconds manager::look_again_in() const {
-    std::chrono::milliseconds soonest = account_.clock().in_doubt() ? look_soon : look_every;
+    core::look_reasons why;
+    why.place_wanted = places_.waiting() != 0;
+    why.another_word = account_.clock().in_doubt();
     const std::int64_t recent = cloud_time() - 600;
     for (const auto& [key, each] : entries_) {
         const core::sandbox_record& record = each->record;
         const std::vector<core::open_doubt>& doubts = record.doubts;
-        // Nobody else looks at what is on its way, or may be, with nobody waiting for it.
-        if (!each->current && (record.create_pending || core::is_on_its_way(record.state))) {
-            return core::look_up_gap;
-        }
-        const bool doubtful =
-            !doubts.empty() && (doubts.back().since == 0 || doubts.back().since > recent);
-        if (doubtful || each->age.wants_another()) {
-            soonest = look_soon;
-        }
+        why.on_its_way =
+            why.on_its_way ||
+            (!each->current && (record.create_pending || core::is_on_its_way(record.state)));
+        why.doubtful = why.doubtful || (!doubts.empty() &&
+                                        (doubts.back().since == 0 || doubts.back().since > recent));
+        why.another_word = why.another_word || each->age.wants_another();
     }
-    return soonest;
+    return core::look_again_in(why);
 }
 
 asio::awaitable<void> manager::reconcile_until_done() {
@@ -72,7 +72,7 @@ asio::awaitable<void> manager::reconcile_until_done() {
         }
         reconcile_again_ = false;
         const bool well = co_await reconcile();
-        std::chrono::milliseconds delay = look_again_in();
+        std::optional<std::chrono::milliseconds> delay;
         if (well) {
             reconciled_ = true;
             reconcile_trouble_.clear();
@@ -83,11 +83,15 @@ asio::awaitable<void> manager::reconcile_until_done() {
             delay =
                 std::max(retry.next(), held ? *held->retry_after : std::chrono::milliseconds(0));
         }
-        if (reconcile_again_) {
-            continue;
+        const auto looked = std::chrono::steady_clock::now();
+        bool due = false;
+        while (!due && !reconcile_again_) {
+            // Sooner than was thought, perhaps, once something has happened.
+            asio::steady_timer timer(executor_, looked + delay.value_or(look_again_in()));
+            const auto first = co_await (timer.async_wait(asio::use_awaitable) ||
+                                         reconcile_wanted_.wait() || place_wanted_.wait());
+            due = first.index() == 0;
         }
-        asio::steady_timer timer(executor_, delay);
-        co_await (timer.async_wait(asio::use_awaitable) || reconcile_wanted_.wait());
     }
 }
 
@@ -119,27 +123,15 @@ asio::awaitable<bool> manager::reconcile() {
         co_return false;
     }
     listed_once_ = true;
+    rebind(*listed);
     std::vector<std::shared_ptr<entry>> missing;
-    const auto untouched = [&](const entry& each) {
-        return !is_in_use(each) && each.last_used <= asked;
-    };
     for (const std::shared_ptr<entry>& each : quiet) {
-        if (untouched(*each)) {
-            rebind(*each, *listed);
-            if (!apply_listing(*each, *listed)) {
-                missing.push_back(each);
-            }
+        if (is_untouched_since(*each, asked) && !apply_listing(*each, *listed)) {
+            missing.push_back(each);
         }
     }
-    for (const std::shared_ptr<entry>& each : missing) {
-        const std::string id = each->record.sandbox_id;
-        const auto look = [&id](cloud::client& on) { return on.get(id); };
-        const auto got = co_await account_.ask(look);
-        if (untouched(*each) && each->record.sandbox_id == id) {
-            apply_look(*each, got);
-        }
-    }
-    note_others(*listed);
+    note_others(*listed, asked);
+    co_await look_up(missing, asked);
     for (const auto& [key, each] : entries_) {
         if (const std::optional<std::int64_t> at = usable_time()) {
             core::age_doubts(each->record, *at);
@@ -150,17 +142,74 @@ asio::awaitable<bool> manager::reconcile() {
     co_return true;
 }
 
-// A listing under another key that shows a sandbox with our tags proves that the key is of the same
-// account.
-void manager::rebind(entry& each, const std::vector<cloud::sandbox_info>& listing) {
-    core::sandbox_record& record = each.record;
-    if (record.base_url != account_.base_url() || record.fingerprint == account_.fingerprint() ||
-        record.sandbox_id.empty()) {
-        return;
+bool manager::is_untouched_since(const entry& each, std::chrono::milliseconds asked) const {
+    return !is_in_use(each) && each.last_used <= asked;
+}
+
+// All at once, and those that take long go on by themselves: one that hangs holds up nothing else.
+asio::awaitable<void> manager::look_up(const std::vector<std::shared_ptr<entry>>& missing,
+                                       std::chrono::milliseconds asked) {
+    struct looking {
+        explicit looking(asio::any_io_executor executor) : fewer(std::move(executor)) {}
+        std::size_t open = 0;
+        condition fewer;
+    };
+    const auto all = std::make_shared<looking>(executor_);
+    for (const std::shared_ptr<entry>& each : missing) {
+        if (std::exchange(each->looked_up, true)) {
+            continue;
+        }
+        ++all->open;
+        asio::co_spawn(
+            executor_,
+            [this, each, asked, all]() -> asio::awaitable<void> {
+                const std::string id = each->record.sandbox_id;
+                const auto look = [&id](cloud::client& on) { return on.get(id); };
+                const auto got = co_await account_.ask(look);
+                each->looked_up = false;
+                if (is_untouched_since(*each, asked) && each->record.sandbox_id == id) {
+                    apply_look(*each, got);
+                    save_soon();
+                    pulse_->activity.notify_all();
+                }
+                --all->open;
+                all->fewer.notify_all();
+            },
+            asio::detached);
     }
-    for (const cloud::sandbox_info& seen : listing) {
-        if (seen.id == record.sandbox_id && core::is_made_by(seen, options_.instance)) {
-            record.fingerprint = account_.fingerprint();
+    asio::steady_timer patience(executor_, look_takes);
+    const auto looked = [all]() -> asio::awaitable<void> {
+        while (all->open != 0) {
+            co_await all->fewer.wait();
+        }
+    };
+    co_await (looked() || patience.async_wait(asio::use_awaitable));
+}
+
+// A listing under another key that shows a sandbox of ours, or one that a create in doubt has made,
+// proves that the key is of the same account; and so for all records of the old key, whatever the
+// platform still has of them.
+void manager::rebind(const std::vector<cloud::sandbox_info>& listing) {
+    std::set<std::string> proven; // fingerprints
+    const auto is_older = [this](const core::sandbox_record& record) {
+        return record.base_url == account_.base_url() && !record.fingerprint.empty() &&
+               record.fingerprint != account_.fingerprint();
+    };
+    for (const auto& [key, each] : entries_) {
+        const core::sandbox_record& record = each->record;
+        const bool shown = std::any_of(listing.begin(), listing.end(), [&](const auto& seen) {
+            return !record.sandbox_id.empty() && seen.id == record.sandbox_id &&
+                   core::is_made_by(seen, options_.instance);
+        });
+        const bool made =
+            record.create_pending && core::made_for(listing, record, options_.instance) != nullptr;
+        if (is_older(record) && (shown || made)) {
+            proven.insert(record.fingerprint);
+        }
+    }
+    for (const auto& [key, each] : entries_) {
+        if (is_older(each->record) && proven.contains(each->record.fingerprint)) {
+            each->record.fingerprint = account_.fingerprint();
         }
     }
 }
@@ -194,6 +243,7 @@ bool manager::apply_listing(entry& each, const std::vector<cloud::sandbox_info>&
         record.created_at = made->created_at;
         record.create_pending = false;
         record.state = core::life_state::creating; // so that its boot counts as one
+        record.untried = true;
     }
     if (record.sandbox_id.empty()) {
         return true;
@@ -243,7 +293,7 @@ void manager::apply_state(entry& each, const cloud::sandbox_info& seen) {
         record.runs_on = seen.plan;
     }
     if (state != core::life_state::unknown) {
-        record.state = state;
+        core::note_state(record, state);
     }
 }
 

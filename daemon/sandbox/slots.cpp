@@ -142,6 +142,7 @@ manager::wait_for_place(std::shared_ptr<entry> each, std::shared_ptr<operation> 
     const milliseconds since = now();
     apply(places_.decide(now(), slot_users())); // where there is a place, nobody waits
     pulse_->activity.notify_all();
+    place_wanted_.notify_all();
     std::optional<rpc_error> problem;
     for (bool first = true; op->slot == operation::place::waiting; first = false) {
         if (!first && op->askers == 0) {

@@ -118,6 +118,7 @@ json::object to_json(const core::sandbox_record& record) {
             {"create_pending", record.create_pending},
             {"sandbox_id", record.sandbox_id},
             {"state", core::to_string(record.state)},
+            {"untried", record.untried},
             {"generation", record.generation},
             {"created_at", record.created_at},
             {"runs_on", record.runs_on},
@@ -148,6 +149,8 @@ core::sandbox_record record_from(const json::object& object) {
     record.generation = object.at("generation").to_number<std::uint64_t>();
     record.created_at = object.at("created_at").to_number<std::int64_t>();
     // What follows is younger than the format: files of older daemons lack it.
+    const json::value* untried = object.if_contains("untried");
+    record.untried = untried ? untried->as_bool() : record.state == core::life_state::creating;
     if (const json::value* plan = object.if_contains("runs_on")) {
         record.runs_on = json::value_to<std::string>(*plan);
     }

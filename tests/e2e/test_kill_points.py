@@ -18,7 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.kill_points import gets_through
-from support.rpc import DEFAULT_KEY, Peer
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
 from support.scenes import living
 
 OTHER = {"profile": "p", "task": "other"}
@@ -53,6 +53,16 @@ def for_one_session(peer: Peer, emulator: Emulator) -> None:
     ensure(peer, persistent=False)
 
 
+def of_one_session_and_stopped(peer: Peer, emulator: Emulator) -> None:
+    for_one_session(peer, emulator)
+    peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+
+
+def no_boot_succeeds(peer: Peer, emulator: Emulator) -> None:
+    del peer
+    emulator.config(boot_outcome="fail")
+
+
 @dataclass(frozen=True)
 class Operation:
     before: Callable[[Peer, Emulator], None]
@@ -71,6 +81,9 @@ OPERATIONS = {
     "terminate": Operation(running, "sandbox.terminate", KEY, 1, False, {}),
     "replace one that was deleted": Operation(deleted_elsewhere, "sandbox.ensure", KEY, 3, False, {}),
     "release a session's": Operation(for_one_session, "sandbox.release", {**KEY, "mode": "terminate"}, 1, False, {}),
+    "replace a session's that was stopped": Operation(of_one_session_and_stopped, "sandbox.ensure", {**KEY, "persistent": False}, 4, False, {}),
+    "release and stop": Operation(running, "sandbox.release", {**KEY, "mode": "stop"}, 2, True, {}),
+    "boots that fail, twice": Operation(no_boot_succeeds, "sandbox.ensure", KEY, 6, False, {}),
     "make room": Operation(running, "sandbox.ensure", {"key": OTHER}, 5, True, {"max_active": 1, "evict_min_idle": 0.01}),
 }
 
@@ -94,6 +107,7 @@ class Scene:
         """After the death: the next daemon, and what it makes of it."""
         emulator = self.emulator
         emulator.clear_faults()
+        emulator.config(boot_outcome="ok")
         daemon.environment.pop("LD_PRELOAD", None)
         files = {one["sandbox_id"]: pathlib.Path(one["workspace"]) / "file" for one in living(emulator)}
         kept = [path for path in files.values() if path.exists()]
@@ -158,6 +172,8 @@ def test_killed_at_every_write(scene: Scene, preload: pathlib.Path, when: str) -
         try:
             with daemon.peer() as peer:
                 peer.call(operation.method, operation.params)
+        except RpcFailure as failed:
+            assert failed.name == "boot_failed"
         except (ConnectionError, TimeoutError, FileNotFoundError):
             died = True
         if died:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +129,97 @@ def test_nor_does_one_that_cannot_be_asked_again(daemon: Daemon, emulator: Emula
         emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes")
         with pytest.raises(RpcFailure, match="account_mismatch"):
             peer.call("account.set", {"api_key": "second-key"})
+
+
+# -- the same account with a new key
+
+
+def test_one_that_is_shown_vouches_for_all_of_the_old_key(daemon: Daemon, emulator: Emulator) -> None:
+    """Also for one that the platform has deleted meanwhile: its key is usable again, and its loss is told."""
+    other = {"profile": "default", "task": "other"}
+    with daemon.peer() as peer:
+        peer.sh("true")
+        gone = only_id(emulator)
+        peer.sh("echo kept >file", key=other)
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+    daemon.stop()
+    made_with_another_key(daemon)
+    emulator.delete_sandbox(gone)
+    with daemon.start().peer() as peer:
+        ready(peer)
+        assert not mismatch(peer)
+        assert peer.sh("cat file", key=other).stdout == b"kept\n"
+        ended = peer.sh("true")
+        assert ended.returncode == 0 and "gone" in ended.message
+
+
+def test_so_does_one_that_a_create_in_doubt_has_made(daemon: Daemon, emulator: Emulator) -> None:
+    emulator.fault({"act_then_drop": True}, method="POST", route="/v1/sandboxes")
+    emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes", times=0)
+    with daemon.peer() as peer:
+        peer.send("sandbox.ensure", {"key": DEFAULT_KEY})
+        wait_until(lambda: living(emulator), "it is made")
+        daemon.kill()
+    emulator.clear_faults()
+    made_with_another_key(daemon)
+    with daemon.start().peer() as peer:
+        ready(peer)
+        assert not mismatch(peer)
+        assert peer.call("sandbox.get", {"key": DEFAULT_KEY})["sandbox"]["id"] == only_id(emulator)
+        assert peer.status()["account"]["active"] == 1
+
+
+def test_another_hosts_word_changes_nothing(make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """The sandboxes of the first are unknown there, which makes none of them gone."""
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("echo mine >file")
+    daemon.stop()
+    (tmp_path / "second").mkdir()
+    with Emulator(tmp_path / "second", boot_ms=5) as second:
+        daemon.environment["DEEPINFRA_BASE_URL"] = second.url
+        with daemon.start().peer() as peer:
+            ready(peer)
+            with pytest.raises(RpcFailure, match="account_mismatch"):
+                peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+            assert emulator.url in mismatch(peer)[0]["text"] and second.count(CREATE) == 0
+        daemon.stop()
+    daemon.environment["DEEPINFRA_BASE_URL"] = emulator.url
+    with daemon.start().peer() as peer:
+        assert peer.sh("cat file").stdout == b"mine\n"
+
+
+def test_an_account_that_is_gone_can_be_given_up(make_daemon: Make, emulator: Emulator) -> None:
+    """By name, and nothing of it is touched; what is of the account in use is not given up."""
+    emulator.config(other_accounts="second-key")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("true")
+        before = peer.call("sandbox.get", {"key": DEFAULT_KEY})["sandbox"]["generation"]
+        with pytest.raises(RpcFailure, match="invalid_params"):
+            peer.call("sandbox.forget", {"key": DEFAULT_KEY})
+    used = only_id(emulator)
+    daemon.stop()
+    daemon.environment["DEEPINFRA_API_KEY"] = "second-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        with pytest.raises(RpcFailure, match="account_mismatch") as refused:
+            peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        assert "--forget" in refused.value.error["data"]["hint"]
+        done = daemon.cli("terminate", "--forget", used)
+        assert (done.returncode, done.stdout.decode()) == (0, f"forgotten: {used} was not deleted, and is not looked after any more\n")
+        assert not mismatch(peer) and peer.sh("true").generation > before
+        with pytest.raises(RpcFailure, match="invalid_params"):
+            peer.call("sandbox.forget", {"key": DEFAULT_KEY})
+        wrong = daemon.cli("terminate", "--forget", "--force", used)
+        assert wrong.returncode == 2 and b"nothing to force" in wrong.stderr
+    assert emulator.sandbox(used)["state"] == "running" and emulator.count(DELETE) == 0
+
+
+def made_with_another_key(daemon: Daemon) -> None:
+    """What the state of a stopped daemon says."""
+    file = daemon.state_dir / "state.json"
+    state = json.loads(file.read_text())
+    for record in state["sandboxes"]:
+        record["fingerprint"] = "0123456789abcdef"
+    file.write_text(json.dumps(state))

@@ -22,7 +22,7 @@ METHODS = {
     "exec.output", "exec.start", "exec.stdin", "fs.delete", "fs.get", "fs.progress", "fs.pull", "fs.push", "fs.put", "hello",
     "orphan.adopt", "orphan.inspect", "orphan.terminate", "plan.list",
     "rpc.discover", "sandbox.ensure", "sandbox.get", "sandbox.list",
-    "sandbox.progress", "sandbox.release", "sandbox.start", "sandbox.stop", "sandbox.terminate",
+    "sandbox.forget", "sandbox.progress", "sandbox.release", "sandbox.start", "sandbox.stop", "sandbox.terminate",
 }  # fmt: skip
 
 # Names and codes are both on the wire: clients compare the names, and logs are searched for the codes.

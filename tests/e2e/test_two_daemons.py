@@ -1,12 +1,15 @@
 """Two daemons, a stranger's sandboxes and a cloud with moods, on one account: a thousand random operations, and nobody touches what is
-not its own.
+not its own. And commands that race with operations on their very key.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
@@ -95,3 +98,39 @@ def test_a_thousand_random_operations(make_daemon: Callable[..., Daemon], emulat
     assert {one["sandbox_id"] for one in living(emulator)} == strangers
     assert all(one["state"] == "running" for one in living(emulator))
     assert not strangers & set(emulator.stats()["by_sandbox"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_commands_and_operations_that_race_on_one_key(make_daemon: Callable[..., Daemon], emulator: Emulator, seed: int) -> None:
+    """Each command runs to its end, once, whatever is asked for beside it, unless that was to end it by force."""
+    emulator.config(max_active=6, boot_ms=60, start_ms=40, stop_ms=40)
+    strangers = {emulator.create_running() for _ in range(2)}
+    emulator.reset_stats()
+    dice = random.Random(seed)
+    tasks = "ab" if seed else "abcde"  # those have to make room for one another, too
+    numbers = itertools.count()
+    with make_daemon(max_active=3, evict_min_idle=0.02, idle_stop=0.4, queue_timeout=60).start().peer(limit_s=120) as peer:
+        for _ in range(40):
+            if dice.random() < 0.5:
+                action, method, route = dice.choice([*MOODS, ({"status": 429, "body": "", "headers": {"Retry-After": "1"}}, "POST", "/v1/sandboxes")])
+                emulator.fault(action, method=method, route=route)
+            asked, running = [], {}
+            for _ in range(dice.randint(2, 8)):
+                key = {"profile": "p", "task": dice.choice(tasks)}
+                method = dice.choice(["sandbox.ensure", "sandbox.stop", "sandbox.terminate", "sandbox.release", "", "", ""])
+                if method:
+                    asked.append((method, peer.send(method, {"key": key} | ({"mode": dice.choice(["keep", "stop", "terminate"])} if method == "sandbox.release" else {}))))
+                else:
+                    word = str(next(numbers))
+                    running[peer.start("/bin/sh", "-c", f"mkdir /workspace/ran-{word} && sleep {dice.choice([0, 0, 0.1, 0.5])}; echo {word}", key=key)] = word
+            for method, number in asked:
+                name = peer.answer(number).get("error", {}).get("data", {}).get("name")
+                assert name in (None, "sandbox_not_found", "sandbox_busy"), (method, name)
+            for exec_id, word in running.items():
+                ended = peer.finish(exec_id)
+                assert (ended.reason, ended.stdout, ended.stderr) == ("exited", word.encode() + b"\n", b""), ended.params
+            emulator.clear_faults()
+        for one in peer.status()["sandboxes"]:
+            peer.call("sandbox.terminate", {"key": one["key"], "force": True})
+        assert peer.status()["orphans"] == []
+    assert {one["sandbox_id"] for one in living(emulator)} == strangers

@@ -415,10 +415,37 @@ TEST_CASE("bring up: one reported as failed may come back") {
 }
 
 TEST_CASE("bring up: a create that was under way when the daemon died may still be deleted") {
+    for (const life_state state : {life_state::creating, life_state::failed, life_state::unknown}) {
+        sandbox_record record = known_record(state);
+        record.untried = true;
+        bench b(record);
+        REQUIRE(b.begin() == "get");
+        CHECK(b.got(sandbox_state::failed) == "remove");
+        CHECK(b.removed() == "save");
+    }
+}
+
+TEST_CASE("bring up: one that has run is kept, whatever the platform calls it while it starts") {
     bench b(known_record(life_state::creating));
     REQUIRE(b.begin() == "get");
-    CHECK(b.got(sandbox_state::failed) == "remove");
-    CHECK(b.removed() == "save");
+    CHECK(b.got(sandbox_state::creating) == "wait 100");
+    REQUIRE(b.waited() == "get");
+    CHECK(b.got(sandbox_state::failed) == "start");
+    CHECK(b.record.sandbox_id == "sb_old");
+}
+
+TEST_CASE("bring up: once it was seen to have booted it is not new any more") {
+    for (const life_state seen : {life_state::running, life_state::stopping, life_state::stopped}) {
+        sandbox_record record = known_record(life_state::creating);
+        record.untried = true;
+        note_state(record, seen);
+        CHECK_FALSE(record.untried);
+    }
+    sandbox_record record = known_record(life_state::creating);
+    record.untried = true;
+    note_state(record, life_state::starting);
+    note_state(record, life_state::failed);
+    CHECK(record.untried);
 }
 
 TEST_CASE("bring up: a stopped one-session sandbox is deleted, not resumed") {

@@ -156,3 +156,71 @@ TEST_CASE("loss: told by the bring-up after the one that found it, and by none a
     CHECK(found.record.state_lost); // should the daemon die now
     CHECK(found.fsm.state_lost());
 }
+
+// -- nobody asks for it any more
+
+TEST_CASE("bring up: left while a create that was not sent is waited for, nothing stays open") {
+    bench b;
+    REQUIRE(b.begin() == "save");
+    REQUIRE(b.saved() == "create");
+    REQUIRE(b.create_failed(kind::unreachable).starts_with("wait"));
+    REQUIRE(b.fsm.may_be_abandoned());
+    CHECK(b.note(b.fsm.on_abandoned()) == "fail cancelled");
+    CHECK_FALSE(b.record.create_pending);
+    CHECK(b.record.state == life_state::absent);
+    CHECK(b.record.doubts.empty());
+}
+
+TEST_CASE("bring up: left while a create in doubt is looked for, the intent and its doubt stay") {
+    bench b;
+    REQUIRE(b.begin() == "save");
+    REQUIRE(b.saved() == "create");
+    REQUIRE(b.create_failed(kind::interrupted) == "list");
+    REQUIRE(b.listed({}) == "wait 10000");
+    REQUIRE(b.fsm.may_be_abandoned());
+    CHECK(b.note(b.fsm.on_abandoned()) == "fail cancelled");
+    CHECK(b.record.create_pending);
+    CHECK(b.record.doubts.size() == 1);
+}
+
+TEST_CASE("bring up: what boots is not left") {
+    bench b;
+    REQUIRE(b.begin() == "save");
+    REQUIRE(b.saved() == "create");
+    REQUIRE(b.created("sb_1") == "save");
+    REQUIRE(b.saved() == "get");
+    REQUIRE(b.got(sandbox_state::creating).starts_with("wait"));
+    CHECK_FALSE(b.fsm.may_be_abandoned());
+}
+
+TEST_CASE("bring up: a second attempt that comes to nothing leaves the first one's doubt") {
+    for (const std::string how : {"no place", "not written down", "refused", "left"}) {
+        CAPTURE(how);
+        bench b;
+        REQUIRE(b.begin() == "save");
+        REQUIRE(b.saved() == "create");
+        const std::string creation = b.record.creation_id;
+        REQUIRE(b.create_failed(kind::interrupted) == "list");
+        REQUIRE(b.listed({}) == "wait 10000");
+        REQUIRE(b.waited() == "list");
+        REQUIRE(b.listed({}) == "save");
+        if (how == "not written down") {
+            CHECK(b.save_failed() == "fail internal_error");
+        } else {
+            REQUIRE(b.saved() == "create");
+        }
+        if (how == "refused") {
+            CHECK(b.create_failed(kind::forbidden).starts_with("fail"));
+        } else if (how == "left") {
+            REQUIRE(b.create_failed(kind::unreachable).starts_with("wait"));
+            CHECK(b.note(b.fsm.on_abandoned()) == "fail cancelled");
+        } else if (how == "no place") {
+            b.crowded = true;
+            REQUIRE(b.create_failed(kind::cap_reached) == "queue");
+            CHECK(b.note(b.fsm.on_no_place(b.now, {error_name::cap_reached, "full"})) ==
+                  "fail cap_reached");
+        }
+        REQUIRE(b.record.doubts.size() == 1);
+        CHECK(b.record.doubts[0].creation_id == creation);
+    }
+}

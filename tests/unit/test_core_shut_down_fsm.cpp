@@ -107,6 +107,24 @@ TEST_CASE("shut down: a stop is asked for once and waited for") {
     CHECK(b.record.generation == 3);
 }
 
+TEST_CASE(
+    "shut down: a deletion is asked for again as long as it is listed, whatever it is seen to be") {
+    for (const sandbox_state state :
+         {sandbox_state::creating, sandbox_state::starting, sandbox_state::running,
+          sandbox_state::stopping, sandbox_state::stopped, sandbox_state::failed,
+          sandbox_state::unknown}) {
+        CAPTURE(static_cast<int>(state));
+        bench b(goal::deleted);
+        REQUIRE(b.begin() == "remove");
+        REQUIRE(b.remove_failed(kind::not_found) == "list");
+        REQUIRE(b.listed({shown("sb_1", state)}).starts_with("wait"));
+        CHECK(b.record.sandbox_id == "sb_1");
+        REQUIRE(b.waited() == "remove");
+        CHECK(b.removed() == "done");
+        CHECK(b.record.sandbox_id.empty());
+    }
+}
+
 TEST_CASE("shut down: how a stop can fail") {
     const std::map<std::string_view, std::pair<std::string, std::string>> expected{
         {"unreachable", {"wait 500", "stop"}},

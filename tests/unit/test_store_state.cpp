@@ -53,6 +53,7 @@ sandbox_record full_record(std::string task = "session:42") {
     record.owner = {4711, 99, "boot"};
     record.owner_gone = true;
     record.state_lost = true;
+    record.untried = true;
     record.doubts = {{"s-0", 5}, {"s-1", 0}};
     record.holders = {{4711, 99, "boot"}, {4712, 100, "boot"}};
     record.timeout = std::chrono::seconds(3600);
@@ -73,7 +74,7 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.usage.usd == b.usage.usd && a.usage.counted_to == b.usage.counted_to &&
            a.usage.saving_s == b.usage.saving_s && a.owner.pid == b.owner.pid &&
            a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
-           a.owner_gone == b.owner_gone && a.state_lost == b.state_lost &&
+           a.owner_gone == b.owner_gone && a.state_lost == b.state_lost && a.untried == b.untried &&
            a.doubts.size() == b.doubts.size() && a.holders.size() == b.holders.size() &&
            a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout;
 }

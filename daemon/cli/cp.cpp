@@ -3,6 +3,7 @@
 #include "base/id.hpp"
 #include "base/utf8.hpp"
 #include "cli/cp_paths.hpp"
+#include "cli/profiles.hpp"
 #include "cli/verb.hpp"
 
 #include <poll.h>
@@ -149,13 +150,12 @@ int run(const context& here, const arguments& given) {
                                     std::error_code ignored;
                                     return fs::is_directory(path, ignored);
                                 });
-    json::object params{
-        {"key", json::object{{"profile", given.value("profile").value_or("default")},
-                             {"task", given.value("task").value_or("default")}}},
-        {"host", bytes_value(what.host)},
-        {"remote", bytes_value(what.remote)},
-        {"transfer", "cp-" + random_hex(8)}};
-    const json::object result = transfer(here, what.upload ? "fs.put" : "fs.get", params);
+    json::object params{{"key", key_of(given)},
+                        {"host", bytes_value(what.host)},
+                        {"remote", bytes_value(what.remote)},
+                        {"transfer", "cp-" + random_hex(8)}};
+    const json::object result = transfer(here, what.upload ? "fs.put" : "fs.get",
+                                         with_real_profile(here, std::move(params), "cp"));
     if (given.has("json")) {
         print_json(result);
     } else {

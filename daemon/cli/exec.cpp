@@ -3,6 +3,7 @@
 #include "base/id.hpp"
 #include "base/utf8.hpp"
 #include "cli/exec_session.hpp"
+#include "cli/profiles.hpp"
 #include "cli/verb.hpp"
 #include "sys/file.hpp"
 
@@ -113,10 +114,7 @@ int run(const context& here, const arguments& given) {
     exec_call call;
     call.exec_id = given.value("id").value_or("cli-" + random_hex(8));
     call.patience = patience_of(given, "exec");
-    json::object request{
-        {"exec_id", call.exec_id},
-        {"key", json::object{{"profile", given.value("profile").value_or("default")},
-                             {"task", given.value("task").value_or("default")}}}};
+    json::object request{{"exec_id", call.exec_id}, {"key", key_of(given)}};
     json::array argv;
     for (const std::string& argument : given.command())
         argv.push_back(bytes_value(argument));
@@ -127,7 +125,7 @@ int run(const context& here, const arguments& given) {
     request["window"] = exec_call::window;
     connection daemon = here.connect();
     if (given.has("stdin")) call.input = add_stdin(request, daemon);
-    call.start = std::move(request);
+    call.start = with_real_profile(here, std::move(request), "exec");
     return show_command(here, std::move(daemon), std::move(call));
 }
 

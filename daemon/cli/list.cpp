@@ -1,4 +1,5 @@
 // `list`: the sandboxes.
+#include "cli/profiles.hpp"
 #include "cli/sandbox_text.hpp"
 #include "cli/verb.hpp"
 
@@ -11,7 +12,8 @@ int run(const context& here, const arguments& given) {
     if (given.has("json")) {
         print_json(result);
     } else {
-        print(render_sandboxes(array_of(result, "sandboxes"), here.out));
+        const json::object named = with_profile_names(result, here.env.home);
+        print(render_sandboxes(array_of(named, "sandboxes"), here.out));
     }
     return static_cast<int>(exit_code::ok);
 }

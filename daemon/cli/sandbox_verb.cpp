@@ -1,6 +1,7 @@
 #include "cli/sandbox_verb.hpp"
 
 #include "cli/notices.hpp"
+#include "cli/profiles.hpp"
 
 namespace sandboxd::cli {
 
@@ -14,8 +15,7 @@ json::object chosen_sandbox(const arguments& given, std::string_view verb) {
     if (!by_key) {
         throw usage_error("which sandbox? Give its id or --task", std::string(verb));
     }
-    return {{"key", json::object{{"profile", given.value("profile").value_or("default")},
-                                 {"task", given.value("task").value_or("default")}}}};
+    return {{"key", key_of(given)}};
 }
 
 const std::vector<flag>& choosing_flags() {
@@ -28,6 +28,7 @@ const std::vector<flag>& choosing_flags() {
 }
 
 json::object call_with_progress(const context& here, std::string_view method, json::object params) {
+    params = with_real_profile(here, std::move(params), method.substr(method.find('.') + 1));
     connection daemon = here.connect();
     notices terminal(here.err_is_terminal);
     daemon.on_notification = [&](std::string_view name, const json::object& news) {

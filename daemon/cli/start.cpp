@@ -1,4 +1,5 @@
 // `start`: have a sandbox running before it is needed.
+#include "cli/profiles.hpp"
 #include "cli/sandbox_text.hpp"
 #include "cli/sandbox_verb.hpp"
 
@@ -11,7 +12,8 @@ int run(const context& here, const arguments& given) {
     if (given.has("json")) {
         print_json(result);
     } else {
-        print("started " + name_of(object_of(result, "sandbox")) + "\n");
+        print("started " +
+              name_of(object_of(with_profile_names(result, here.env.home), "sandbox")) + "\n");
     }
     return static_cast<int>(exit_code::ok);
 }

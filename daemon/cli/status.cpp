@@ -1,4 +1,5 @@
 // `status`: the daemon, its sandboxes, the commands in them, and what needs attention.
+#include "cli/profiles.hpp"
 #include "cli/sandbox_text.hpp"
 #include "cli/verb.hpp"
 #include "sys/version.hpp"
@@ -17,8 +18,10 @@ int show_once(const context& here, bool as_json) {
     if (as_json) {
         print_json(status);
     } else {
-        const json::object commands = daemon.call("exec.list", {});
-        print(render_status(status, array_of(commands, "execs"), here.out, sys::version()));
+        const json::object commands =
+            with_profile_names(daemon.call("exec.list", {}), here.env.home);
+        print(render_status(with_profile_names(status, here.env.home), array_of(commands, "execs"),
+                            here.out, sys::version()));
     }
     return static_cast<int>(degraded(status) ? exit_code::error : exit_code::ok);
 }

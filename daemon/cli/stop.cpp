@@ -1,4 +1,5 @@
 // `stop`: end a sandbox's costs and keep its files.
+#include "cli/profiles.hpp"
 #include "cli/sandbox_text.hpp"
 #include "cli/sandbox_verb.hpp"
 
@@ -12,7 +13,8 @@ int run(const context& here, const arguments& given) {
     if (given.has("json")) {
         print_json(result);
     } else {
-        print("stopped " + name_of(object_of(result, "sandbox")) + "\n");
+        print("stopped " +
+              name_of(object_of(with_profile_names(result, here.env.home), "sandbox")) + "\n");
     }
     return static_cast<int>(exit_code::ok);
 }

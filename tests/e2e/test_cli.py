@@ -50,6 +50,21 @@ def test_exec_takes_arguments_as_they_are(daemon: Daemon) -> None:
     assert done.stdout.split() == [b"ff", b"80", b"ff", b"80"]
 
 
+def test_a_profile_is_shown_and_given_by_its_name(daemon: Daemon) -> None:
+    """The plugin names it by its home; two that are called alike have to be told apart by that."""
+    homes = ["/srv/a/profiles/work", "/srv/b/profiles/work", "/srv/a"]
+    with daemon.peer() as peer:
+        for home in homes:
+            assert peer.sh(f"echo {home} >file", key={"profile": home, "task": "t"}).returncode == 0
+    shown = daemon.cli("list").stdout.decode()
+    names = re.findall(r"\b(?:work|default)~[0-9a-f]{6}\b", shown)
+    assert len(set(names)) == 3 and "/srv" not in shown
+    found = {daemon.cli("exec", "--profile", name, "--task", "t", "--", "cat", "file").stdout.decode() for name in names}
+    assert found == {f"{home}\n" for home in homes}
+    assert daemon.cli("exec", "--profile", homes[0], "--task", "t", "--", "cat", "file").stdout.decode() == f"{homes[0]}\n"
+    assert {one["key"]["profile"] for one in json.loads(daemon.cli("list", "--json").stdout)["sandboxes"]} == set(homes)
+
+
 def test_exec_of_megabytes(daemon: Daemon) -> None:
     done = daemon.cli("exec", "--", "/bin/sh", "-c", "yes 0123456 | head -c 20000000; yes e | head -c 100000 >&2")
     assert done.stdout == b"0123456\n" * 2500000
@@ -269,9 +284,9 @@ daemon    ready, version 0.1.0, pid N, up Ns
 account   URL, key 09ad442b2d2785dc, 1 of 5 sandboxes active
 money     $0.04 an hour now, $0.00 today
 
-STATE    TASK     PLAN    IDLE  RUNNING  $ AN HOUR   COST  {'SANDBOX':{width}}  PROFILE  AWAKE BECAUSE
-stopped  warm     medium     -        -          0  $0.00  {'id-warm':{width}}  /srv/p
-running  default  medium    0s        1       0.04  $0.00  {'id-default':{width}}  default  1 command is running
+STATE    TASK     PLAN    IDLE  RUNNING  $ AN HOUR   COST  {'SANDBOX':{width}}  PROFILE         AWAKE BECAUSE
+stopped  warm     medium     -        -          0  $0.00  {'id-warm':{width}}  default~c4cbe8
+running  default  medium    0s        1       0.04  $0.00  {'id-default':{width}}  default         1 command is running
 
 COMMAND  TASK     PHASE    FOR  PROFILE
 seen     default  running   Ns  default

@@ -67,10 +67,10 @@ class Scene:
         return max(3, thorough // 10) if self.quick else thorough
 
     @contextlib.contextmanager
-    def world(self, *, daemon: dict[str, Any] | None = None, **settings: Any) -> Iterator[World]:
+    def world(self, *, daemon: dict[str, Any] | None = None, tls: bool = False, **settings: Any) -> Iterator[World]:
         """A fresh cloud and a fresh daemon on it. `settings` are the emulator's, `daemon` the daemon's options."""
-        with Emulator(self.directory, boot_ms=0, start_ms=0, stop_ms=0, **settings) as cloud:
-            with Daemon(self.directory, cloud.url, **(daemon or {})) as process, Client(str(process.socket)) as client:
+        with Emulator(self.directory, tls=tls, boot_ms=0, start_ms=0, stop_ms=0, **settings) as cloud:
+            with Daemon(self.directory, cloud.url, ca_file=cloud.ca_file, **(daemon or {})) as process, Client(str(process.socket)) as client:
                 yield World(cloud, process, client)
 
 

@@ -10,42 +10,23 @@ hermes calls :func:`register`; only then is anything of hermes imported.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
-from .aio import AsyncClient, AsyncExec
-from .client import Client
+from .aio import AsyncClient as AsyncClient, AsyncExec as AsyncExec
+from .client import Client as Client
+
 from .errors import (
-    ConnectionLost,
-    DaemonNotRunning,
-    DaemonTooOld,
-    Incompatible,
-    NoAnswer,
-    RpcError,
-    SandboxdError,
-    TooLarge,
-)
-from .execution import Chunk, CompletedExec, Exec
+    ConnectionLost as ConnectionLost, DaemonNotRunning as DaemonNotRunning, DaemonTooOld as DaemonTooOld,
+    Incompatible as Incompatible, NoAnswer as NoAnswer, RpcError as RpcError, SandboxdError as SandboxdError,
+    TooLarge as TooLarge,
+)  # fmt: skip
+from .execution import Chunk as Chunk, CompletedExec as CompletedExec, Exec as Exec
 
-__version__ = "0.1.0"  # plugin.yaml repeats it, and a test compares the two
-
-__all__ = [
-    "AsyncClient",
-    "AsyncExec",
-    "Chunk",
-    "Client",
-    "CompletedExec",
-    "ConnectionLost",
-    "DaemonNotRunning",
-    "DaemonTooOld",
-    "Exec",
-    "Incompatible",
-    "NoAnswer",
-    "RpcError",
-    "SandboxdError",
-    "TooLarge",
-    "__version__",
-    "register",
-]
+# hermes reads it in the manifest of a plugin that was copied, pip here: the manifest is the one place.
+_manifest = Path(__file__).with_name("plugin.yaml").read_text(encoding="utf-8")
+__version__ = re.findall(r"^version: (\S+)$", _manifest, re.MULTILINE)[0]
 
 
 def register(ctx: Any) -> None:

@@ -58,7 +58,7 @@ class Client:
         self._connection: Connection | None = None
         self._gone_since: float | None = None
         self._renew_locks()
-        _clients.add(self)
+        forked.add(self)
 
     def _renew_locks(self) -> None:
         self.lock = threading.Lock()  # guards the connection and all that goes through it
@@ -252,19 +252,13 @@ class Client:
             key = params["key"]
             self.progress[(key["profile"], key["task"])] = str(params.get("text"))
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """In the child: its parent has the connection, and threads that the locks may be held by."""
         connection, self._connection = self._connection, None
         self._renew_locks()
         if connection is not None:
             connection.forget()
 
 
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _forget_connections() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_connections)
+forked: weakref.WeakSet[Any] = weakref.WeakSet()  # whose `after_fork` is called in the child of a fork
+os.register_at_fork(after_in_child=lambda: [each.after_fork() for each in list(forked)])

@@ -6,6 +6,7 @@ else spawns ``deepinfra-sandboxd serve``: of several at once the daemon's own lo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -18,8 +19,10 @@ from .errors import START_HINT, DaemonNotRunning
 from .rpc import LOOK, Tick, no_tick
 
 PROGRAM = "deepinfra-sandboxd"
+KEY_VARIABLE = "DEEPINFRA_API_KEY"
 SOCKET_VARIABLE = "DEEPINFRA_SANDBOXD_SOCKET"
 STATE_VARIABLE = "DEEPINFRA_SANDBOXD_STATE_DIR"
+USUAL_DIRECTORIES = "/usr/local/bin:/usr/bin"  # the PATH of a service may lack where the daemon was installed
 SYSTEMCTL_LIMIT = 5.0  # seconds
 # What a spawned daemon gets of our environment; an agent's other secrets are none of its business.
 _PASSED_ON = ("DEEPINFRA_", "XDG_", "SSL_CERT_", "PATH", "HOME", "LANG", "TZ")
@@ -43,11 +46,8 @@ def socket_candidates(explicit: str | None = None) -> list[str]:
     found = []
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         found.append(os.path.join(runtime, PROGRAM, "rpc.sock"))
-    try:
-        with open(os.path.join(state_dir(), "socket"), encoding="utf-8") as file:
-            found.append(file.read().strip())
-    except (OSError, UnicodeDecodeError):
-        pass
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(state_dir(), "socket"), "rb") as file:
+        found.append(file.read().decode().strip())
     return list(dict.fromkeys(filter(None, [*found, os.path.join(state_dir(), "rpc.sock")])))
 
 
@@ -55,17 +55,15 @@ def socket_present(explicit: str | None = None) -> bool:
     """True when a socket lies where the daemon's would. Stats only: connecting starts a daemon
     that systemd holds the socket for."""
     for path in socket_candidates(explicit):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL byte in the path
             if stat.S_ISSOCK(os.stat(path).st_mode):
                 return True
-        except (OSError, ValueError):
-            continue
     return False
 
 
-def startable() -> bool:
-    """True when a daemon is installed, so that one can be started."""
-    return shutil.which(PROGRAM) is not None
+def installed(name: str = PROGRAM) -> str | None:
+    """The path of a program, by default of the daemon; None when there is none."""
+    return shutil.which(name) or shutil.which(name, path=USUAL_DIRECTORIES)
 
 
 def start(
@@ -85,10 +83,9 @@ def start(
             verb, units = ["start"], [f"{PROGRAM}.socket"]
             if enable:  # the service too: what runs across a reboot is stopped when idle without any client
                 verb, units = ["enable", "--now"], [*units, f"{PROGRAM}.service"]
-            if _ends_well(["systemctl", "--user", *verb, *units], tick):
+            if _ends_well([installed("systemctl") or "systemctl", "--user", *verb, *units], tick):
                 return f"journalctl --user -u {PROGRAM}"
-        program = shutil.which(PROGRAM)
-        if program is None:
+        if (program := installed()) is None:
             return ""
         os.makedirs(state_dir(), mode=0o700, exist_ok=True)
         if explicit:

@@ -3,8 +3,8 @@
 An environment holds no sandbox, only its key: making one, using one after ``cleanup`` and using one
 after the platform stopped the sandbox all go the same way, through ``sandbox.ensure`` before each
 command. It may be used from many threads at once. Errors: creation raises
-``EnvironmentConnectionError``; later, ``execute`` answers exit code 125 and says that it is no
-failure of the command, since hermes repeats a command that raised.
+``EnvironmentConnectionError``; ``execute`` raises it only where nothing was run and the caller does not
+repeat a command that raised, and else answers exit code 125 and says that it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import re
 import tarfile
 import threading
 import time
-import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,10 +26,11 @@ from tools import interrupt
 from tools.environments import base
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
 
-from .client import Client, key_value
+from . import daemon
+from .client import Client, forked, key_value
 from .errors import RpcError, SandboxdError
-from .execution import CompletedExec, bytes_value
-from .process import CommandHandle, infrastructure
+from .execution import Chunk, CompletedExec, bytes_value
+from .process import CommandHandle, describe, infrastructure
 from .rpc import LOOK, Json, Tick, encoded_size
 
 logger = logging.getLogger(__name__)
@@ -49,6 +48,11 @@ NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a dir
 OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
 TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
+SILENCE = 300.0  # seconds without a byte after which a fetch is given up
+OTHER_KEY_HINT = (
+    f"hermes config set {daemon.KEY_VARIABLE} <the daemon's key>; or, for a daemon of this key's own, set"
+    f" {daemon.SOCKET_VARIABLE} and {daemon.STATE_VARIABLE} for hermes and: deepinfra-sandboxd serve &"
+)
 Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
 
 
@@ -60,15 +64,22 @@ class _Call:
     *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
     *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
     snapshot nor directory. The daemon refuses them then, before anything has run. *cwd* is where the
-    caller sent the command. *to_yield*: somebody takes it over when the user asks for that."""
+    caller sent the command. *to_yield*: somebody takes it over when the user asks for that, and then has
+    *yielded* it. *raising*: that nothing was run is told by an exception, see ``execute``."""
 
     thread: int
     quiet: bool
     teardown: bool = False
+    raising: bool = False
     cwd: str = ""
     to_yield: bool = False
+    yielded: bool = False
     generation: int | None = None
     handle: CommandHandle | None = None
+
+    def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
+        self.yielded = True
+        return taken_by(*handle_and_output)
 
     @property
     def end(self) -> CompletedExec | None:
@@ -121,12 +132,11 @@ def can_unpack() -> bool:
 
 def _pull_limit() -> int:
     """How many bytes hermes applies at the most."""
-    from tools.environments import file_sync
+    with contextlib.suppress(Exception):  # it is hermes's own, and its configuration may be anything
+        from tools.environments import file_sync
 
-    try:
         return max(0, int(file_sync._sync_back_max_bytes()))
-    except Exception:  # it is hermes's own, and its configuration may be anything
-        return MAX_PULL
+    return MAX_PULL
 
 
 def _survives(cwd: str) -> bool:
@@ -137,8 +147,8 @@ def _survives(cwd: str) -> bool:
 class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
-    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *used* is told each time that
-    the sandbox was made or started or found running.
+    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *used* is told True each time
+    that the sandbox was made or started or found running, and False when it is to be removed.
     """
 
     _stdin_mode = "pipe"
@@ -155,7 +165,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         plan: str | None = None,
         api_key: str | None = None,
         signal: str = "KILL",
-        used: Callable[[DeepInfraEnvironment], None] = lambda _: None,
+        used: Callable[[DeepInfraEnvironment, bool], None] = lambda *_: None,
     ) -> None:
         super().__init__(cwd=WORKSPACE if cwd in NO_PREFERENCE else cwd, timeout=timeout)
         self.key = key
@@ -170,8 +180,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
-        self._renew_locks()
-        _environments.add(self)
+        self.after_fork()
+        forked.add(self)
         try:
             with self._calling() as call:
                 self._enter(call)
@@ -179,8 +189,8 @@ class DeepInfraEnvironment(BaseEnvironment):
             text = plain(str(error) or repr(error))
             raise EnvironmentConnectionError(text, retry_hint=plain(getattr(error, "hint", ""))) from error
 
-    def _renew_locks(self) -> None:
-        # One at a time makes the session again; one at a time compares the files.
+    def after_fork(self) -> None:
+        """Make the locks anew: one at a time makes the session again; one at a time compares the files."""
         self._refresh, self._syncing = threading.Lock(), threading.Lock()
 
     @contextlib.contextmanager
@@ -196,10 +206,17 @@ class DeepInfraEnvironment(BaseEnvironment):
     def execute(
         self, command: str, cwd: str = "", *, timeout: int | None = None, stdin_data: str | None = None, **options: Any
     ) -> dict[str, Any]:
-        """As hermes defines it; *options* are passed on as they come."""
+        """As hermes defines it; *options* are passed on as they come.
+
+        Where nothing was run: hermes's terminal tool would repeat a command that raised, so it gets a
+        result; of its tools it alone bounds what it captures. All others may take a result for the answer to
+        their question, such as whether a file is there: they get ``EnvironmentConnectionError``.
+        """
         options |= {"timeout": timeout, "stdin_data": stdin_data}
         with self._calling(command) as call:
-            call.to_yield = options.get("yield_handler") is not None
+            call.raising = not call.quiet and not options.get("bounded_capture")
+            if options.get("yield_handler") is not None:
+                call.to_yield, options["yield_handler"] = True, partial(call.hand_over, options["yield_handler"])
             try:
                 return self._execute(call, command, cwd, options)
             except Exception as error:
@@ -209,7 +226,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                 return {"output": "", "returncode": 125}
 
     def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
-        result = dict[str, Any]()
+        result = Json()
         for _ in range(RESTARTS):
             try:
                 if not call.quiet:
@@ -219,8 +236,10 @@ class DeepInfraEnvironment(BaseEnvironment):
             except _Interrupted:
                 return {"output": "[Command interrupted before it started]", "returncode": 130}
             except SandboxdError as error:
-                text = "" if call.quiet else plain(infrastructure(f"{error}; nothing was run", error.hint))
-                return {"output": text, "returncode": 125}
+                text = plain(infrastructure(f"{error}; nothing was run", error.hint))
+                if call.raising:
+                    raise EnvironmentConnectionError(text, retry_hint=plain(error.hint)) from error
+                return {"output": "" if call.quiet else text, "returncode": 125}
             # /root may mean that nobody chose, or that a session went there. Once one was seen to, it is taken at
             # its word: at worst another session begins there, and is shown that. Otherwise what the first
             # meant for its home would be done to /workspace, unseen.
@@ -237,7 +256,9 @@ class DeepInfraEnvironment(BaseEnvironment):
                 result = {"output": plain(text), "returncode": 125}
             if call.quiet or not call.refused:
                 break
-        return self._complete(result, call)
+        if call.raising and (end := call.end) is not None and (end.reason, end.started) == ("failed", "no"):
+            raise EnvironmentConnectionError(plain(describe(end)), retry_hint=plain(end.hint))
+        return result if call.yielded else self._complete(result, call)
 
     def _update_cwd(self, result: dict[str, Any]) -> None:
         """hermes's: notes where a command ended, for commands that are not sent anywhere, such as background
@@ -270,6 +291,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             logger.warning("deepinfra-sandbox: fetching changed files at the end: %s", error)
         try:
             if force_remove:
+                self._used(self, False)
                 self._client.call("sandbox.release", self._named | {"mode": "terminate"}, timeout=30)
             elif self._persistent:  # one that is of this process alone would end with its release
                 self._client.post("sandbox.release", self._named | {"mode": "keep"})
@@ -308,41 +330,56 @@ class DeepInfraEnvironment(BaseEnvironment):
         script = '[ -f "$1" ] || { echo "no regular file" >&2; exit 1; }; exec head -c "$2" -- "$1"'
         argv = ["sh", "-c", script, "sh", remote_path, str(max_bytes + 1)]
         partial_file = Path(f"{local_dest}.{threading.get_ident()}.part")
+        problem = bytearray()
         try:
-            problem, size = b"", 0
-            with open(partial_file, "wb") as file, self._start(argv) as running:
-                for chunk in running:
-                    if chunk.stream == "stderr":
-                        problem = chunk.data
-                    else:
-                        size += file.write(chunk.data)
-            if (end := running.end) is None or end.returncode != 0:
-                text = problem.decode(errors="replace").strip() or (end.message if end else "")
-                raise error(f"could not read {remote_path!r} in the sandbox: {text}")
+            with open(partial_file, "wb") as file:
+                take = {"stdout": file.write, "stderr": problem.extend}
+                end = self._run_own(argv, lambda chunk: take[chunk.stream](chunk.data))
+                size = file.tell()
+            if end.returncode != 0:
+                text = problem.decode(errors="replace").strip() or end.message
+                raise error(plain(f"could not read {remote_path!r} in the sandbox: {text}"))
             if size > max_bytes:
                 raise error(f"{remote_path!r} exceeds the limit of {max_bytes} bytes")
             partial_file.replace(local_dest)
+        except OSError as failure:
+            raise error(f"could not write {local_dest}: {failure}") from failure
         except SandboxdError as failure:
             raise error(plain(infrastructure(str(failure), failure.hint))) from failure
         finally:
-            partial_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial_file.unlink()
 
     def fetch_realpath(self, remote_path: str) -> str | None:
         """The path with all links resolved in the sandbox, or None."""
+        output = bytearray()
         try:
-            with self._start(["readlink", "-f", "--", remote_path]) as running:
-                done = running.wait()
+            end = self._run_own(["readlink", "-f", "--", remote_path], lambda chunk: output.extend(chunk.data))
         except SandboxdError:
             return None
-        path = done.stdout.removesuffix(b"\n").decode("utf-8", "surrogateescape")
-        return path if done.returncode == 0 and path.startswith("/") else None
+        path = output.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        return path if end.returncode == 0 and path.startswith("/") else None
 
-    def _start(self, argv: list[str]) -> Any:
+    def _run_own(self, argv: list[str], take: Callable[[Chunk], object]) -> CompletedExec:
+        """Run a command of our own, honouring interrupts, for as long as it goes on to print; its end.
+
+        Raises ``SandboxdError``, and whatever *take* raises, which gets the output."""
         # Asked for on a poller's thread, it runs only where nothing has to be started for it.
-        only = self._boot[1] if _is_quiet() and self._boot else None
+        only, tick = self._boot[1] if _is_quiet() and self._boot else None, self._tick()
         if only is None:
-            self._ensure(self._tick())
-        return self._client.start(argv, key=self.key, cwd=self.cwd, timeout=300, generation=only, **self._wanted)
+            self._ensure(tick)
+        with self._client.prepare(argv, key=self.key, cwd=self.cwd, generation=only, **self._wanted) as running:
+            running.send(tick)
+            heard = time.monotonic()
+            while not running.finished:
+                if (chunk := running.read(LOOK)) is not None:
+                    take(chunk)
+                    heard = time.monotonic()
+                elif time.monotonic() > heard + SILENCE:
+                    raise SandboxdError(f"nothing came from the sandbox for {SILENCE:.0f} s")
+                tick()
+            assert running.end is not None
+            return running.end
 
     def _run_bash(
         self, cmd_string: str, *, login: bool = False, timeout: int = 120, stdin_data: str | None = None
@@ -353,7 +390,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             script=cmd_string,
             login=login,
             key=self.key,
-            timeout=timeout + DAEMON_GRACE,
+            timeout=None if call.to_yield else timeout + DAEMON_GRACE,  # what was handed over has no limit any more
             input=stdin_data,
             env=self.env,
             merge_output=True,
@@ -389,23 +426,35 @@ class DeepInfraEnvironment(BaseEnvironment):
             tick()
         self._use_account(tick)
         answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
-        self._used(self)
+        self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 
     def _use_account(self, tick: Tick) -> None:
-        """Refuse a daemon with another API key than this profile's; give ours to one with none."""
+        """Offer the profile's API key to a daemon with none or another, which takes it if its own is refused."""
         hello = self._client.connected(tick).hello
-        if self._api_key is None:
+        if self._api_key is None or (hello.configured and hello.fingerprint in (None, fingerprint(self._api_key))):
             return
-        if not hello.configured:
-            self._client.set_account(self._api_key, tick)
-        elif hello.fingerprint and hello.fingerprint != (own := fingerprint(self._api_key)):
-            text = (
-                f"account_mismatch: DEEPINFRA_API_KEY (fingerprint {own}) is not the key of the"
-                f" running daemon ({hello.fingerprint})"
-            )
-            hint = "use one API key a user, or a daemon of its own with DEEPINFRA_SANDBOXD_SOCKET"
-            raise RpcError({"message": text, "code": 2003, "data": {"name": "account_mismatch", "hint": hint}})
+        try:
+            try:
+                self._client.set_account(self._api_key, tick)
+            except RpcError as error:
+                # An idle daemon may not have noticed yet that its key was withdrawn.
+                if error.name != "account_mismatch" or not self._is_daemons_key_refused(tick):
+                    raise
+                self._client.set_account(self._api_key, tick)
+        except RpcError as error:
+            if error.name != "account_mismatch":
+                raise
+            own = fingerprint(self._api_key)
+            text = f"account_mismatch: {error}; {daemon.KEY_VARIABLE} of this profile is another (fingerprint {own})"
+            raise SandboxdError(text, hint=OTHER_KEY_HINT) from error
+
+    def _is_daemons_key_refused(self, tick: Tick) -> bool:
+        try:
+            self._client.call("plan.list", tick=tick)
+        except RpcError as error:
+            return error.name == "unauthorized"
+        return False
 
     def _look(self) -> tuple[str, Boot]:
         """The sandbox's state as the daemon knows it, and which start that is; nothing is started."""
@@ -542,13 +591,4 @@ class DeepInfraEnvironment(BaseEnvironment):
         tarfile.open(destination, "w").close()
 
 
-_environments: weakref.WeakSet[DeepInfraEnvironment] = weakref.WeakSet()
 _ending: dict[tuple[str, str], threading.Thread] = {}  # removals under way, by key
-
-
-def _renew_all_locks() -> None:
-    for environment in list(_environments):
-        environment._renew_locks()
-
-
-os.register_at_fork(after_in_child=_renew_all_locks)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from .errors import ConnectionLost, NoAnswer, RpcError, SandboxdError
-from .rpc import Connection, Json, Tick
+from .rpc import Connection, Json, Tick, members_of
 
 if TYPE_CHECKING:
     from .client import Client
@@ -262,19 +262,9 @@ class Exec:
             return  # it was not run yet: the next daemon does it
         self._received = max(self._received, params.get("output_bytes", 0))
         self._told_end = True
-        reason, code = params["reason"], params.get("returncode")
-        self._finish(
-            reason,
-            params["started"],
-            returncode=125 if code is None or reason in ("lost", "failed") else code,
-            recreated=params.get("recreated") is True,
-            generation=params.get("generation", 0),
-            output_bytes=params.get("output_bytes", 0),
-            dropped_bytes=params.get("dropped_bytes", 0),
-            message=params.get("message", ""),
-            hint=error.get("hint", ""),
-            error=error.get("name"),
-        )
+        code = 125 if params["reason"] in ("lost", "failed") else params.get("returncode")
+        own = {"returncode": 125 if code is None else code, "hint": error.get("hint", ""), "error": error.get("name")}
+        self._finish(**members_of(CompletedExec, params) | own)
 
     def on_lost(self) -> None:
         self._changed.notify_all()
@@ -293,9 +283,10 @@ class Exec:
             for feed in self._feeds:
                 feed.go_on(self._connection, ask=self._found_again)
 
-    def _finish(self, reason: str, started: str, *, returncode: int = 125, **rest: Any) -> None:
+    def _finish(self, reason: str, started: str, **more: Any) -> None:
         if self._end is None:
-            self._end = CompletedExec(self.exec_id, returncode, reason, started, **rest)
+            end: Json = {"exec_id": self.exec_id, "returncode": 125, "reason": reason, "started": started}
+            self._end = CompletedExec(**end | more)
             self._wake()
             if self._discarding:
                 self._acknowledge(self._received)

@@ -16,7 +16,6 @@ import threading
 import time
 from typing import Callable
 
-
 from .errors import SandboxdError
 from .execution import CompletedExec, Exec
 from .rpc import LOOK
@@ -24,9 +23,8 @@ from .rpc import LOOK
 logger = logging.getLogger(__name__)
 
 TAIL = 0.03  # seconds that output may still arrive in after a kill
-LAST_LOOK = (
-    60.0  # seconds that a killed command is attended to: its output must not hold it up, nor a lost daemon save it
-)
+# Seconds that a killed command is attended to: its output must not hold it up, nor a lost daemon save it.
+LAST_LOOK = 60.0
 LINGER = 1.0  # longest wait inside one poll(), seconds
 
 

@@ -12,28 +12,27 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, Callable, Mapping
 
 from agent.terminal_env_provider import TerminalEnvironmentProvider
+from tools.environments.base import EnvironmentConnectionError
 
 from . import daemon
 from .client import Client
-from .environment import CACHE_BASE, DeepInfraEnvironment, fingerprint
+from .daemon import KEY_VARIABLE
+from .environment import CACHE_BASE, OTHER_KEY_HINT, DeepInfraEnvironment, fingerprint
 from .errors import START_HINT, DaemonNotRunning, Incompatible, NoAnswer, RpcError, SandboxdError
-from .rpc import RESTART_HINT, Tick
+from .rpc import RESTART_HINT, Json, Tick
 
 logger = logging.getLogger(__name__)
 
-KEY_VARIABLE = "DEEPINFRA_API_KEY"
 PROBE_TASK = "prompt-backend-probe"
 PROBE_LIMIT, DOCTOR_LIMIT, SETUP_LIMIT = 1.5, 2.0, 10.0  # seconds for all that is asked of the daemon
 INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
 KEY_HINT = f"hermes config set {KEY_VARIABLE} <key> (keys: https://deepinfra.com/dash; hermes hands it to the daemon)"
-OTHER_KEY_HINT = (
-    f"hermes config set {KEY_VARIABLE} <the daemon's key>; or, for a daemon of this key's own, set"
-    f" {daemon.SOCKET_VARIABLE} and {daemon.STATE_VARIABLE} for hermes and: deepinfra-sandboxd serve &"
-)
 SIGNALS = ("KILL", "TERM", "INT")
+Row = tuple[bool, str, str]  # of hermes's doctor: whether it is well, of what, and a text
 
 # The plugin's settings: the variable that goes before what is configured, and what hermes is told of each.
 SETTINGS = {
@@ -43,7 +42,7 @@ SETTINGS = {
     ),
     "persistent": (
         "DEEPINFRA_SANDBOX_PERSISTENT", "boolean",
-        "Keep sandboxes beyond their session; default: terminal.container_persistent.",
+        "Keep sandboxes beyond their session; has to agree with terminal.container_persistent.",
     ),
     "socket": (daemon.SOCKET_VARIABLE, "string", "The daemon's socket, if not at its usual place."),
     "interrupt": (
@@ -62,16 +61,48 @@ def signal_name(chosen: Any) -> str:
     return "KILL"
 
 
-def profile_identity() -> str:
-    """What tells this profile's sandboxes from all others: the real path of the hermes home.
+def is_persistent(chosen: Any, hermes: Any) -> bool:
+    """Whether sandboxes outlive their session, by the plugin's setting and by hermes's; None is unsaid.
 
-    The native home ``~/.hermes`` is called "default", as the daemon's command line calls it; no path
-    can be mistaken for that. Any error propagates: an identity that was guessed is worse than none.
-    """
+    hermes keeps its sessions apart, and tells us of their ends, by its own setting alone: where the two differ,
+    nothing would ever be released, or everything be kept. Raises ``EnvironmentConnectionError`` then."""
+    said = [str(value).lower() not in ("false", "0", "no", "off") for value in (chosen, hermes) if value is not None]
+    if len(set(said)) < 2:
+        return said[0] if said else True
+    own, its = (str(value).lower() for value in said)
+    raise EnvironmentConnectionError(
+        f"persistence_mismatch: the plugin's setting `persistent` is {own}, hermes's own is {its}:"
+        f" set `terminal.container_persistent: {own}`, or leave the plugin's out",
+        retry_hint=f"hermes config set terminal.container_persistent {own}",
+    )
+
+
+def profile_home() -> str:
+    """The real path of the hermes home. Any error propagates: one that was guessed is worse than none."""
     from hermes_constants import get_hermes_home
 
-    real = os.path.realpath(get_hermes_home(), strict=True)
-    return "default" if real == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else real
+    return os.path.realpath(get_hermes_home(), strict=True)
+
+
+def profile_identity(home: str | None = None) -> str:
+    """What tells the sandboxes of a profile, by default of the one in scope, from all others: its *home*.
+
+    The native home ``~/.hermes`` is called "default", as the daemon's command line calls it; no path
+    can be mistaken for that. Errors as for ``profile_home``.
+    """
+    home = home or profile_home()
+    return "default" if home == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else home
+
+
+def session_of(task: str, home: str) -> str:
+    """The session that a *task* of the profile at *home* is of. Newer hermes puts the profile in front of a
+    session's id, and passes the bare id to its hooks."""
+    root, name = os.path.split(home)
+    profile = name if os.path.basename(root) == "profiles" else "default"
+    for prefix in (f"home:{home}:", f"profile:{profile}:"):
+        if task.startswith(prefix):
+            return task.removeprefix(prefix)
+    return task
 
 
 def api_key() -> str | None:
@@ -111,7 +142,8 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
         self._clients: dict[tuple[Any, Any], Client] = {}
-        self._ephemeral: dict[str, DeepInfraEnvironment] = {}  # by task, those used since their session ended
+        # Those used since their session ended, by profile, session, and whether that is just what the task is called.
+        self._ephemeral: dict[tuple[str, str, bool], DeepInfraEnvironment] = {}
 
     @property
     def client(self) -> Client:
@@ -133,7 +165,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         timeout: int,
         task_id: str = "default",
         image: str | None = None,
-        container_config: dict[str, Any] | None = None,
+        container_config: Json | None = None,
         backend_config: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Any:
@@ -145,55 +177,76 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             return PromptProbe()
         configured = backend_config or {}
         chosen = {name: self._setting(name, configured) for name in SETTINGS}
-        persistent = chosen["persistent"]
-        if persistent is None:
-            persistent = (container_config or {}).get("container_persistent", True)
+        persistent = is_persistent(chosen["persistent"], (container_config or {}).get("container_persistent"))
+        home = profile_home()
+        identity, session = profile_identity(home), session_of(task_id, home)
         return DeepInfraEnvironment(
             self._client(configured),
-            (profile_identity(), task_id),
+            (identity, task_id),
             cwd=cwd,
             timeout=timeout,
-            persistent=str(persistent).lower() not in ("false", "0", "no", "off"),
+            persistent=persistent,
             plan=chosen["plan"],
             api_key=api_key(),
             signal=signal_name(chosen["interrupt"]),
-            used=self._used,
+            used=partial(self._used, (identity, session, session == task_id)),
         )
 
-    def _used(self, environment: DeepInfraEnvironment) -> None:
-        if not environment._persistent:
-            self._ephemeral[environment.key[1]] = environment
+    def _used(self, place: tuple[str, str, bool], environment: DeepInfraEnvironment, in_use: bool) -> None:
+        if in_use and not environment._persistent:
+            self._ephemeral[place] = environment
+        elif not in_use and (held := self._ephemeral.get(place)) is not None and held.key == environment.key:
+            self._ephemeral.pop(place, None)
 
     def end_session(self, session_id: str | None = None, **_: Any) -> None:
-        """hermes's hook at the end of a session: its ephemeral sandbox goes with it."""
-        environment = self._ephemeral.pop(session_id or "", None)
-        if environment is not None:
-            environment.end_session()
+        """hermes's hook at the end of a session: its ephemeral sandbox goes with it.
+
+        Only one of the profile in scope; what is not found is left to the daemon, which ends it when it is idle
+        or this process has ended."""
+        try:
+            identity = profile_identity()
+        except Exception as error:  # such as of a home that is not there any more
+            return logger.debug("deepinfra-sandbox: whose session ended is not known: %s", error)
+        for exact in (True, False):
+            if (environment := self._ephemeral.pop((identity, session_id or "", exact), None)) is not None:
+                return environment.end_session()
 
     def is_available(self) -> bool:
-        return daemon.socket_present(self._setting("socket"))
+        return self._in_reach({}, start=False)
 
-    def check_requirements(self, config: dict[str, Any]) -> bool:
+    def _in_reach(self, configured: Mapping[str, Any], *, start: bool = True) -> bool:
+        """Whether there is a daemon, or (*start*) one that can be started."""
+        present = daemon.socket_present(self._setting("socket", configured))
+        return present or (start and daemon.installed() is not None)
+
+    def check_requirements(self, config: Json) -> bool:
         """True when the daemon can be started, so that the model gets the fix instead of no terminal."""
-        if self.is_available() or daemon.startable():
+        if self._in_reach(config.get("backend_config") or {}):
             return True
         logger.error("The daemon deepinfra-sandboxd is not installed: %s", INSTALL_HINT)
         return False
 
     def probe(self) -> tuple[str, str]:
-        """Status and detail for pickers, in less than two seconds."""
-        ok, _, detail = self._diagnose(PROBE_LIMIT, ask_cloud=False)[-1]
+        """Status and detail for pickers, in less than two seconds. Never raises."""
+        return self.probe_with_config({})
+
+    def probe_with_config(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """``probe`` of newer hermes, which passes what it has configured for the backend."""
+        ok, _, detail = self._diagnose(PROBE_LIMIT, config, ask_cloud=False)[-1]
         if ok:
             return "ready", ""
-        return ("needs_setup" if self.is_available() or daemon.startable() else "unavailable"), detail
+        try:
+            return ("needs_setup" if self._in_reach(config) else "unavailable"), detail
+        except Exception:  # such as of hermes's configuration, which the detail tells
+            return "unavailable", detail
 
-    def doctor_checks(self) -> list[tuple[bool, str, str]]:
+    def doctor_checks(self) -> list[Row]:
         """Also a part of ``hermes status``, so it does not wait long for the cloud."""
-        return self._diagnose(DOCTOR_LIMIT, ask_cloud=True)
+        return self._diagnose(DOCTOR_LIMIT, {}, ask_cloud=True)
 
-    def get_config_schema(self) -> dict[str, dict[str, Any]]:
+    def get_config_schema(self) -> dict[str, Json]:
         """The settings, for hermes versions that show a backend's own."""
-        schema: dict[str, dict[str, Any]] = {
+        schema: dict[str, Json] = {
             name: {"type": kind, "description": text} for name, (_, kind, text) in SETTINGS.items()
         }
         schema["interrupt"] |= {"options": list(SIGNALS), "default": "KILL"}
@@ -215,7 +268,8 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         problem: Exception | None = None
         try:
             daemon.start(self._setting("socket"), self.client.options, enable=True)
-            if not self.client.hello().configured:  # also one that runs and that we could not start
+            known = self.client.hello().configured  # also of one that runs and that we could not start
+            if not known or any(item["code"] == "unauthorized" for item in self.client.call("daemon.health")["health"]):
                 key = api_key()
                 if key is None and sys.stdin.isatty():
                     key = getpass.getpass("DeepInfra API key (the daemon keeps it): ").strip() or None
@@ -223,13 +277,13 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
                     self.client.set_account(key)
         except Exception as error:
             problem = error
-        rows = self._diagnose(SETUP_LIMIT, ask_cloud=True)
+        rows = self._diagnose(SETUP_LIMIT, {}, ask_cloud=True)
         if problem is not None:  # the doctor does not try what has just failed: that is the news
             rows = [*rows[:-1], _row(problem, rows[-1][1])]
         for ok, label, detail in rows:
             print(f"  {'ok' if ok else '!!'} {label}: {detail}")
 
-    def _diagnose(self, limit: float, *, ask_cloud: bool) -> list[tuple[bool, str, str]]:
+    def _diagnose(self, limit: float, configured: Mapping[str, Any], *, ask_cloud: bool) -> list[Row]:
         """Rows up to the first that is not well, each failure with the command that mends it."""
         label, until = daemon.PROGRAM, time.monotonic() + limit
 
@@ -238,47 +292,62 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
                 raise NoAnswer(f"the daemon did not answer within {limit} s", hint=RESTART_HINT)
 
         try:
-            with Client(self._setting("socket"), timeout=limit, patience=0.2, start=False) as client:
+            with Client(self._setting("socket", configured), timeout=limit, patience=0.2, start=False) as client:
                 return self._ask(client, tick, ask_cloud)
         except Exception as error:  # such as no scope for secrets: a picker must not fail for it
             return [_row(error, label)]
 
-    def _ask(self, client: Client, tick: Tick, ask_cloud: bool) -> list[tuple[bool, str, str]]:
+    def _ask(self, client: Client, tick: Tick, ask_cloud: bool) -> list[Row]:
         hello, own = client.connected(tick).hello, api_key()
-        rows, label = [(True, daemon.PROGRAM, f"(version {hello.version})")], "DeepInfra API key"
+        first, label = (True, daemon.PROGRAM, f"(version {hello.version})"), "DeepInfra API key"
+        if not hello.configured and own is None:
+            return [first, (False, label, f"the daemon has none: {KEY_HINT}")]
         if not hello.configured:
-            if own is None:
-                return [*rows, (False, label, f"the daemon has none: {KEY_HINT}")]
-            return [*rows, (True, label, f"(not yet tried: the first command hands {KEY_VARIABLE} to the daemon)")]
-        if own and hello.fingerprint not in (None, fingerprint(own)):
-            return [*rows, (False, label, f"{KEY_VARIABLE} is not the running daemon's key: {OTHER_KEY_HINT}")]
+            return [first, (True, label, f"(not yet tried: the first command hands {KEY_VARIABLE} to the daemon)")]
         try:
-            for item in client.call("daemon.health", tick=tick)["health"]:
-                if item["severity"] == "error":
-                    return [*rows, (False, item["code"], f"{item['text']} {item.get('hint', '')}".strip())]
-            if not ask_cloud:
-                return [*rows, (True, label, "(known)")]
-            try:
-                client.call("plan.list", tick=tick)
-            except NoAnswer:  # of the cloud: the daemon has just answered
-                text = "the daemon has one; DeepInfra did not say in time whether it is good: deepinfra-sandboxd doctor"
-                return [*rows, (False, label, text)]
+            row = self._ask_about_key(client, tick, ask_cloud, label)
         except SandboxdError as error:
-            return [*rows, _row(error, label)]
-        return [*rows, (True, label, "(accepted)")]
+            row = _row(error, label)
+        if own is None or hello.fingerprint in (None, fingerprint(own)):
+            return [first, row]
+        if row[1] == "unauthorized":  # then the daemon takes another
+            text = f"(the daemon's is refused; not yet tried: the next command hands {KEY_VARIABLE} to it)"
+            return [first, (True, label, text)]
+        if row[1] == label:
+            row = (False, label, f"{KEY_VARIABLE} is not the running daemon's key: {OTHER_KEY_HINT}")
+        return [first, row]
 
-    def _setting(self, name: str, configured: Mapping[str, Any] | None = None) -> Any:
+    def _ask_about_key(self, client: Client, tick: Tick, ask_cloud: bool, label: str) -> Row:
+        """What the daemon, and at its word the cloud, say of the daemon's own key."""
+        for item in client.call("daemon.health", tick=tick)["health"]:
+            if item["severity"] == "error":
+                return False, item["code"], _with_fix(item["code"], f"{item['text']} {item.get('hint', '')}".strip())
+        if not ask_cloud:
+            return True, label, "(known)"
+        try:
+            client.call("plan.list", tick=tick)
+        except NoAnswer:  # of the cloud: the daemon has just answered
+            text = "the daemon has one; DeepInfra did not say in time whether it is good: deepinfra-sandboxd doctor"
+            return False, label, text
+        return True, label, "(accepted)"
+
+    def _setting(self, name: str, configured: Mapping[str, Any] = {}) -> Any:
         """The variable, else hermes's own configuration of the backend, else the plugin's; None if unset."""
-        value = os.environ.get(SETTINGS[name][0]) or (configured or {}).get(name)
+        value = os.environ.get(SETTINGS[name][0]) or configured.get(name)
         value = self._get_config(name, None) if value is None else value
         return None if value == "" else value
 
 
-def _row(error: Exception, label: str) -> tuple[bool, str, str]:
+def _with_fix(name: str, text: str) -> str:
+    """*text* on the daemon's error *name*, with the command that mends it where that is one of hermes's."""
+    return f"{text}; {KEY_HINT}" if name == "unauthorized" else text
+
+
+def _row(error: Exception, label: str) -> Row:
     """What a check has to say of *error*, met while *label* was looked at."""
     if isinstance(error, RpcError):
-        return False, error.name, f"{error}: {error.hint}"
-    if isinstance(error, DaemonNotRunning) and not daemon.startable():
+        return False, error.name, _with_fix(error.name, f"{error}: {error.hint}")
+    if isinstance(error, DaemonNotRunning) and daemon.installed() is None:
         return False, daemon.PROGRAM, f"{error}: {INSTALL_HINT}"
     if isinstance(error, SandboxdError):
         label = f"{daemon.PROGRAM} version" if isinstance(error, Incompatible) else daemon.PROGRAM

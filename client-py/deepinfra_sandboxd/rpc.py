@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from .errors import (
     START_HINT, UPGRADE_HINT, ConnectionLost, DaemonNotRunning, DaemonTooOld, Incompatible, NoAnswer,
@@ -59,6 +59,11 @@ def raw_size(message: Any) -> int:
     return int(size)
 
 
+def members_of(kind: Any, told: Json) -> Json:
+    """Of what the daemon told, what the dataclass *kind* has a member for."""
+    return {name: told[name] for name in kind.__dataclass_fields__ if name in told}
+
+
 def no_tick() -> None:
     """Nothing to look for while waiting."""
 
@@ -67,11 +72,11 @@ def no_tick() -> None:
 class Hello:
     """What the daemon said when the connection began. ``fingerprint`` is of its API key, or None."""
 
-    version: str
-    instance: str
-    capabilities: frozenset[str]
-    configured: bool
-    fingerprint: str | None
+    version: str = ""
+    instance: str = ""
+    capabilities: Sequence[str] = ()
+    configured: bool = False
+    fingerprint: str | None = None
 
 
 class Connection:
@@ -143,15 +148,8 @@ class Connection:
         if answer.get("protocol") not in range(span["min"], PROTOCOL + 1):
             text = f"the daemon speaks protocol {answer.get('protocol')}, not {PROTOCOL}"
             raise Incompatible(text, hint=UPGRADE_HINT)
-        account = answer.get("account") or {}
-        self.hello = Hello(
-            version=str(answer.get("version", "")),
-            instance=str(answer.get("instance", "")),
-            capabilities=frozenset(answer.get("capabilities") or ()),
-            configured=account.get("configured") is True,
-            fingerprint=account.get("fingerprint"),
-        )
-        if missing := REQUIRED - self.hello.capabilities:
+        self.hello = Hello(**members_of(Hello, answer | (answer.get("account") or {})))
+        if missing := REQUIRED.difference(self.hello.capabilities):
             text = (
                 f"the daemon ({self.hello.version}) is older than this package and lacks: {', '.join(sorted(missing))}"
             )

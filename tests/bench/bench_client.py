@@ -93,7 +93,7 @@ def terminal(scene: Scene) -> list[Row]:
                 rows.append(at_most('`execute("true")` against the bare request, 30 ms', 1.15, a / b, "x", detail=detail))
             else:
                 added = statistics.median(x - y for x, y in zip(call, bare, strict=True))
-                rows.append(Row('`execute("true")` adds to the bare request, no latency', "", f"{added:.1f} ms ({detail})", None))
+                rows.append(at_most('`execute("true")` adds to the bare request, no latency', 3, added, " ms", detail=detail))
         world.cloud.config(latency_ms=0)
         rows.append(at_most("a call returns after its command's end, commands under a second", 3, lateness(ours, scene.turns(30)), " ms"))
         rows.append(at_most("an interrupt ends the command, from the user's word to the cancel", 20, interrupts(ours, scene.turns(20)), " ms"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 
 from bench import DirectExec, Emulator, Row, Scene, World, at_least, at_most, figure, in_turns, median
 from deepinfra_sandboxd import CompletedExec
@@ -106,9 +109,9 @@ def crowd(scene: Scene) -> list[Row]:
             reader.start()
         wait_until(lambda: len(list((workspace / "here").iterdir())) == CROWD, "all of them run", limit_s=120)
         all_run = time.monotonic() - begin
-        open_gate(workspace / "gate")
-        for reader in readers:
-            reader.join(120)
+        with open_gate(workspace / "gate"):
+            for reader in readers:
+                reader.join(120)
         took = time.monotonic() - begin
         failed = CROWD - sum(one.returncode == 0 and one.stdout.strip().isdigit() for one in ends)
         peak = peak_mib(world)
@@ -119,7 +122,12 @@ def crowd(scene: Scene) -> list[Row]:
     ]
 
 
-def open_gate(gate: pathlib.Path) -> None:
-    """Keeps the FIFO filled until everybody has had a line."""
-    with open(gate, "w") as to:
-        to.write("go\n" * CROWD)
+@contextlib.contextmanager
+def open_gate(gate: pathlib.Path) -> Iterator[None]:
+    """A line for everybody. It stays open meanwhile: who opens it only then, and finds nobody writing, would wait for ever."""
+    to = os.open(gate, os.O_RDWR)
+    try:
+        os.write(to, b"go\n" * CROWD)
+        yield
+    finally:
+        os.close(to)

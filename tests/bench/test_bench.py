@@ -22,8 +22,8 @@ def test_counts_are_met(name: str) -> None:
 
 
 def test_ratios_can_be_measured() -> None:
-    done = run("--quick", "ping", "call", "ensure", "start", "stalled_reader", "small_files")
-    assert done.returncode in (0, 1) and done.stdout.count("| met") + done.stdout.count("| MISSED") == 13, done
+    done = run("--quick", "ping", "call", "terminal", "ensure", "start", "stalled_reader", "small_files")
+    assert done.returncode in (0, 1) and done.stdout.count("| met") + done.stdout.count("| MISSED") == 17, done
 
 
 def test_an_unknown_figure_is_refused() -> None:

@@ -33,6 +33,7 @@ def clean_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No daemon, key or profile of the machine reaches a test."""
     for name in ("DEEPINFRA_API_KEY", "DEEPINFRA_SANDBOXD_SOCKET", "DEEPINFRA_SANDBOX_PLAN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.USUAL_DIRECTORIES", str(tmp_path / "usual"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("DEEPINFRA_SANDBOXD_STATE_DIR", str(tmp_path / "state"))
     if REAL is None:  # the stub needs no more of this Python than its name

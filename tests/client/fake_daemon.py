@@ -143,6 +143,7 @@ class FakeDaemon:
         self.instance = "fake"
         self.state = "running"
         self.account: Message = {"configured": True, "fingerprint": None}
+        self.key_refused = False  # by the cloud, and then another one is taken
         self.messages: list[Message] = []
         self.peers: list[Peer] = []
         self.changed = threading.Condition()
@@ -230,7 +231,10 @@ class FakeDaemon:
         return {"key": params.get("key"), "id": "sb_1", "state": self.state, "generation": self.generation}
 
     def _account_set(self, peer: Peer, params: Message) -> Message:
-        self.account = {"configured": True, "fingerprint": "f" * 16}
+        fingerprint = hashlib.sha256(b"deepinfra-sandboxd key v1\n" + params["api_key"].encode()).hexdigest()[:16]
+        if self.account["configured"] and self.account["fingerprint"] != fingerprint and not self.key_refused:
+            raise Refusal("account_mismatch", "this daemon already works with another API key", code=2003)
+        self.account, self.key_refused = {"configured": True, "fingerprint": fingerprint}, False
         return self.account
 
     def _ack(self, peer: Peer, params: Message) -> object:
@@ -396,7 +400,9 @@ class ShellDaemon(FakeDaemon):
         if "script_size" in params:
             command.complete["script"].wait(DEADLINE)
             script = bytes(command.taken["script"])
-            assert len(script) == params["script_size"] and hashlib.sha256(script).hexdigest() == params["script_sha256"]
+            assert (
+                len(script) == params["script_size"] and hashlib.sha256(script).hexdigest() == params["script_sha256"]
+            )
         else:
             script = decode(params["script"]) if "script" in params else shlex.join(map(str, params["argv"])).encode()
         stdin = params.get("stdin")

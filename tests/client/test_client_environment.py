@@ -196,7 +196,8 @@ def test_an_interrupt_is_seen_at_once_even_if_the_daemon_does_not_react(
     assert late < 0.25
 
 
-def test_a_command_handed_over_goes_on(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+@pytest.mark.parametrize("ends", ["later", "meanwhile"])
+def test_a_command_handed_over_goes_on(shell: ShellDaemon, provider: DeepInfraProvider, ends: str) -> None:
     environment = make(provider)
     thread = threading.get_ident()
     threading.Timer(0.2, lambda: interrupt.request_yield(thread)).start()
@@ -204,12 +205,18 @@ def test_a_command_handed_over_goes_on(shell: ShellDaemon, provider: DeepInfraPr
 
     def take(handle: Any, output: str) -> dict[str, Any]:
         kept.append(handle)
-        return {"output": output, "returncode": 0, "yielded": True}
+        if ends == "meanwhile":
+            handle.wait(5)
+        return {"output": output, "returncode": None, "yielded_session_id": "proc_1", "pid": None}
 
     begun = time.monotonic()
-    result = environment.execute("echo one; sleep 0.6; echo two", yield_handler=take)
-    assert result["yielded"] and result["output"] == "one\n" and time.monotonic() - begun < 0.5
+    result = environment.execute("echo one; sleep 0.6; echo two", timeout=3, yield_handler=take)
+    assert result == {"output": "one\n", "returncode": None, "yielded_session_id": "proc_1", "pid": None}
+    assert ends == "meanwhile" or time.monotonic() - begun < 0.5
     assert kept[0].wait(5) == 0 and "two" in kept[0].stdout.read()
+    assert "timeout_s" not in shell.wait_for("exec.start", 2)  # hermes has given it no limit any more
+    environment.execute("true", timeout=3)
+    assert shell.wait_for("exec.start", 3)["timeout_s"] == 13
 
 
 def test_a_short_command_does_not_pay_for_hermes_polling(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
@@ -217,7 +224,7 @@ def test_a_short_command_does_not_pay_for_hermes_polling(shell: ShellDaemon, pro
     environment = make(provider)
     lateness = []
     for _ in range(5):
-        environment.execute("sleep 0.2; date +%s.%N > ended")
+        environment.execute("sleep 0.27; date +%s.%N > ended")  # hermes looks after 0.25 and 0.37 s
         lateness.append(time.time() - float((shell.directory / "ended").read_text()))
     assert sorted(lateness)[2] < 0.06  # includes bash saving the session
 
@@ -372,8 +379,10 @@ def test_a_sandbox_that_never_stays_is_not_tried_for_ever(shell: ShellDaemon, pr
         return refused(command)
 
     shell._refused = gone_again  # type: ignore[method-assign]
-    result = environment.execute("touch ran")
+    result = environment.execute("touch ran", bounded_capture=True)
     assert result["returncode"] == 125 and "nothing was run" in result["output"]
+    with pytest.raises(EnvironmentConnectionError, match="nothing was run"):
+        environment.execute("touch ran")
     assert not (shell.directory / "ran").exists() and shell.unasked == []
 
 
@@ -480,7 +489,7 @@ def test_a_session_that_could_not_be_made_again_is_made_by_the_next_command(
     else:
         shell._run = trouble  # type: ignore[method-assign]
         try:
-            result = environment.execute("touch ran")
+            result = environment.execute("touch ran", bounded_capture=True)
         finally:
             interrupt.set_interrupt(False, thread)
         assert result["returncode"] == (130 if how == "interrupt" else 125), result
@@ -543,12 +552,76 @@ def test_refusals_at_creation_never_read_as_a_time_out(shell: ShellDaemon, provi
 def test_no_daemon_later_is_a_result_and_nothing_runs_here(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     shell.stop()
-    result = environment.execute("touch ran-on-the-host; echo $$")
+    result = environment.execute("touch ran-on-the-host; echo $$", bounded_capture=True)
     assert result["returncode"] == 125
     assert "infrastructure error, not a command failure" in result["output"]
     assert "nothing was run" in result["output"] and "systemctl" in result["output"]
     assert not (shell.directory / "ran-on-the-host").exists()
     assert not list(shell.directory.parent.glob("**/ran-on-the-host"))
+
+
+@pytest.mark.parametrize("how", ["no daemon", "refused", "unknown"])
+def test_hermes_own_questions_are_never_answered_by_an_outage(
+    shell: ShellDaemon, provider: DeepInfraProvider, how: str
+) -> None:
+    """A file tool takes any exit code but 0 for "File not found": only an exception says what it is."""
+    environment = make(provider)
+    probe = "if [ -f f ]; then wc -c < f; else echo missing; fi"
+    if how == "no daemon":
+        shell.stop()
+    elif how == "refused":
+        shell.on["exec.start"] = refuse("cap_reached", "5 of 5, a timeout", hint="stop one before the Timeout")
+    else:
+        shell.on["exec.start"] = refuse("outcome_unknown", "it may run")
+        result = environment.execute(probe)
+        assert result["returncode"] == 125 and "may have run" in result["output"]  # to ask again might run it twice
+        return
+    with pytest.raises(EnvironmentConnectionError, match="infrastructure error, not a command failure") as caught:
+        environment.execute(probe)
+    fix = "systemctl --user start" if how == "no daemon" else "stop one"
+    assert "nothing was run" in str(caught.value) and fix in str(caught.value) and fix in caught.value.retry_hint
+    assert "timeout" not in f"{caught.value} {caught.value.retry_hint}".lower()
+    assert environment.execute(probe, bounded_capture=True)["returncode"] == 125  # the terminal tool would repeat it
+
+
+@pytest.mark.parametrize("ending", ["exception", "None"])
+def test_a_wait_of_hermes_that_fails_leaves_the_outcome_unknown(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    environment = make(provider)
+
+    def wait(self: BaseEnvironment, handle: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        handle.wait(10)
+        if ending == "exception":
+            raise RuntimeError("select: Timeout")
+        return {"output": "some", "returncode": None}
+
+    monkeypatch.setattr(BaseEnvironment, "_wait_for_process", wait)
+    result = environment.execute("echo x >> ran")
+    assert result["returncode"] == 125
+    if ending == "exception":  # which hermes would take for a reason to run it again
+        assert "the outcome is unknown" in result["output"] and "timeout" not in result["output"].lower()
+    else:
+        assert result["output"] == "some"
+    assert (shell.directory / "ran").read_text() == "x\n"
+
+
+def test_a_sandbox_that_takes_longer_than_the_command_may_costs_the_command_nothing(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = make(provider)
+    ensure = shell.on["sandbox.ensure"]
+
+    def late(peer: Peer, params: Message) -> object:
+        request = next(m["id"] for m in reversed(shell.messages) if m["method"] == "sandbox.ensure")
+        answer = {"id": request, "result": ensure(peer, params)}
+        threading.Timer(1.5, peer.send, [answer]).start()
+        return NO_ANSWER
+
+    shell.on["sandbox.ensure"] = late
+    begun = time.monotonic()
+    result = environment.execute("sleep 0.6; echo done", timeout=1)
+    assert (result["output"], result["returncode"]) == ("done\n", 0) and time.monotonic() - begun > 1.5 + 0.6
 
 
 def test_the_connection_going_away_in_the_middle(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
@@ -762,7 +835,7 @@ def test_a_poller_is_spared_what_the_machine_does_to_a_daemon(
     shell.stop()
     poll = on_thread("proc-poller-1", lambda: environment.execute("kill -0 1; echo $?"))
     assert poll == {"output": "", "returncode": 125}
-    result = environment.execute("echo x")
+    result = environment.execute("echo x", bounded_capture=True)
     assert result["returncode"] == 125 and "cannot be started" in result["output"]
     with pytest.raises(EnvironmentConnectionError, match="cannot be started"):
         make(provider)
@@ -836,9 +909,19 @@ def test_another_api_key_is_refused_by_name(
     monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
     with pytest.raises(EnvironmentConnectionError, match="account_mismatch") as caught:
         make(provider)
-    assert "mine" not in str(caught.value)
+    assert "mine" not in str(caught.value) and "DEEPINFRA_SANDBOXD_SOCKET" in caught.value.retry_hint
     monkeypatch.setenv("DEEPINFRA_API_KEY", "the daemon's")
     assert make(provider).execute("echo ok")["output"].strip() == "ok"
+
+
+def test_a_refused_key_is_replaced_by_the_one_that_hermes_has_now(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.account, shell.key_refused = {"configured": True, "fingerprint": fingerprint("old")}, True
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    environment = make(provider)
+    assert shell.wait_for("account.set") == {"api_key": "new"}
+    assert environment.execute("echo ok")["output"] == "ok\n" and shell.methods().count("account.set") == 1
 
 
 def test_a_daemon_without_a_key_is_given_the_profiles(
@@ -983,6 +1066,19 @@ def test_a_failed_upload_is_told_to_hermes_and_the_command_runs(
     assert file_sync.failures and "/h /workspace/r: permission denied" in file_sync.failures[0]
 
 
+def test_a_file_that_cannot_be_removed_is_told_to_hermes(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    environment = make(provider)
+    failed = {"remote": "/workspace/.hermes/skills/one.md", "text": "read-only file system"}
+    shell.on["fs.delete"] = lambda peer, params: {"deleted": 0, "missing": 0, "failed": [failed]}
+    (synchronised / "skills/one.md").unlink()
+    assert environment.execute("echo ran")["output"] == "ran\n"
+    assert [one for one in file_sync.failures if "skills/one.md: read-only file system" in one]
+    environment.execute("true")
+    assert shell.methods().count("fs.delete") == 2  # it was not taken for done
+
+
 def test_after_a_restart_the_files_are_offered_again(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
 ) -> None:
@@ -1013,6 +1109,48 @@ def test_files_are_fetched_byte_by_byte(shell: ShellDaemon, provider: DeepInfraP
     with pytest.raises(FileFetchError, match="not running"):
         environment.fetch_file("/x", tmp_path / "other", max_bytes=1)
     assert environment.fetch_realpath("/x") is None
+
+
+@pytest.mark.parametrize("how", ["interrupt", "silence"])
+def test_a_fetch_ends_when_the_user_wants_it_or_nothing_comes_any_more(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    environment = make(provider)
+    thread = threading.get_ident()
+
+    def stuck(command: Command) -> None:
+        with command.changed:
+            command.output += b"some"
+            command.changed.notify_all()
+        if how == "interrupt":
+            interrupt.set_interrupt(True, thread)
+
+    shell._run = stuck  # type: ignore[method-assign]
+    if how == "silence":
+        monkeypatch.setattr("deepinfra_sandboxd.environment.SILENCE", 0.3)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(FileFetchError, match="interrupted" if how == "interrupt" else "nothing came") as caught:
+            environment.fetch_file("/x", tmp_path / "out", max_bytes=100)
+        assert how == "silence" or environment.fetch_realpath("/x") is None
+    finally:
+        interrupt.set_interrupt(False, thread)
+    assert time.monotonic() - begun < 2 and "timeout" not in str(caught.value).lower()
+    assert shell.wait_for("exec.cancel")["exec_id"] == shell.started[1]
+    assert "timeout_s" not in shell.wait_for("exec.start", 2)  # one that goes on may take as long as it takes
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_host_that_cannot_take_a_fetched_file_is_an_error_that_hermes_knows(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path
+) -> None:
+    environment = make(provider)
+    (shell.directory / "f").write_text("x")
+    (tmp_path / "directory").mkdir()
+    for destination in (tmp_path / "none" / "out", tmp_path / "directory"):
+        with pytest.raises(FileFetchError, match="could not write"):
+            environment.fetch_file(f"{shell.directory}/f", destination, max_bytes=100)
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_while_the_interpreter_ends_no_stopped_sandbox_is_started(

@@ -12,21 +12,22 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
-from fake_daemon import NO_ANSWER, ROOT, Message, Peer, Refusal, ShellDaemon
+from fake_daemon import NO_ANSWER, ROOT, Message, Peer, Refusal, ShellDaemon, eventually
 
 import deepinfra_sandboxd
 from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
 from deepinfra_sandboxd import DaemonNotRunning, daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
-from deepinfra_sandboxd.provider import DeepInfraProvider, profile_identity
+from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider, profile_identity
 from tools import interrupt
 from tools.environments.base import EnvironmentConnectionError
 
 PACKAGE = ROOT / "client-py" / "deepinfra_sandboxd"
+REFUSED_KEY = {"code": "unauthorized", "severity": "error", "text": "The key was refused.", "hint": "make a new one"}
 
 
 def refuse(name: str, text: str, hint: str = "") -> Any:
@@ -99,13 +100,43 @@ def test_settings_come_from_the_variable_then_the_backends_own_then_the_plugins(
         interrupt.set_interrupt(False, thread)
     assert shell.wait_for("exec.cancel")["signal"] == "TERM"
     own = {"plan": "backend", "persistent": True}
-    provider.create_environment(cwd="", timeout=5, backend_config=own)
+    config = {"container_persistent": True}  # hermes's own, with which it agrees
+    provider.create_environment(cwd="", timeout=5, backend_config=own, container_config=config)
     ensured = shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))
     assert (ensured["plan"], ensured["persistent"]) == ("backend", True)
     monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "variable")
     provider.create_environment(cwd="", timeout=5, backend_config=own)
     assert shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))["plan"] == "variable"
     provider.client.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hermes", "ephemeral"),
+    [(False, False, True), ("no", None, True), (None, False, True), ("true", True, False), (None, None, False)],
+)
+def test_persistence_is_what_hermes_and_the_plugin_agree_on(
+    shell: ShellDaemon, provider: DeepInfraProvider, chosen: Any, hermes: Any, ephemeral: bool
+) -> None:
+    config = {"container_cpu": 1} | ({} if hermes is None else {"container_persistent": hermes})
+    own = {} if chosen is None else {"persistent": chosen}
+    options: dict[str, Any] = {"cwd": "", "timeout": 5, "task_id": "s"}
+    environment = provider.create_environment(container_config=config, backend_config=own, **options)
+    assert shell.wait_for("sandbox.ensure")["persistent"] is not ephemeral
+    assert environment._persistent is not ephemeral and environment._session_scoped is ephemeral
+
+
+@pytest.mark.parametrize("chosen", ["false", "true"])
+def test_a_persistence_that_hermes_does_not_know_of_is_refused_with_what_to_set(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    """hermes would give the task no key of the session's own, or tell nobody of the session's end."""
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_PERSISTENT", chosen)
+    config = {"container_persistent": chosen == "false"}
+    with pytest.raises(EnvironmentConnectionError, match="persistence_mismatch") as caught:
+        provider.create_environment(cwd="", timeout=5, container_config=config)
+    assert f"set `terminal.container_persistent: {chosen}`" in str(caught.value)
+    assert caught.value.retry_hint == f"hermes config set terminal.container_persistent {chosen}"
+    assert "sandbox.ensure" not in shell.methods()
 
 
 def test_the_schema_of_the_settings_is_one_that_hermes_takes() -> None:
@@ -150,6 +181,55 @@ def test_requirements_hold_when_the_daemon_can_be_started(
     assert provider.check_requirements({}) is True
 
 
+def test_a_service_with_a_bare_path_finds_the_daemon_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    provider, socket = DeepInfraProvider(), tmp_path / "own.sock"
+    assert provider.check_requirements({}) is False and daemon.start(str(socket)) == ""
+    usual = Path(daemon.USUAL_DIRECTORIES)
+    usual.mkdir()
+    (usual / "deepinfra-sandboxd").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/started\n")
+    (usual / "deepinfra-sandboxd").chmod(0o755)
+    assert provider.check_requirements({}) is True
+    assert daemon.start(str(socket)) == f"tail {daemon.log_file()}"
+    eventually((tmp_path / "started").exists, "it has been spawned")
+
+
+def test_what_the_backend_configures_counts_before_there_is_an_environment(
+    shell: ShellDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As newer hermes passes it; the plugin's own setting names no daemon, and there is no program to start one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bare = DeepInfraProvider(lambda name, default=None: "/nowhere/plugin.sock" if name == "socket" else default)
+    own = {"socket": str(shell.path)}
+    assert bare.check_requirements({"backend_config": own, "env_type": "deepinfra"}) is True
+    assert bare.check_requirements({"env_type": "deepinfra"}) is False
+    assert bare.probe_with_config(own) == ("ready", "")
+    assert bare.probe()[0] == "unavailable" and "/nowhere/plugin.sock" in bare.probe()[1]
+
+
+def test_a_probe_never_raises(shell: ShellDaemon) -> None:
+    def broken(name: str, default: Any = None) -> Any:
+        raise ValueError("the configuration cannot be read")
+
+    provider = DeepInfraProvider(broken)
+    for probe in (provider.probe, lambda: provider.probe_with_config({"plan": "xl"})):
+        assert probe() == ("unavailable", "ValueError: the configuration cannot be read")
+    assert provider.doctor_checks()[-1][0] is False
+
+
+def test_the_doctor_says_how_a_daemon_that_is_missing_is_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ok, label, text = DeepInfraProvider().doctor_checks()[-1]
+    assert (ok, label) == (False, "deepinfra-sandboxd") and "install deepinfra-sandboxd" in text
+    (tmp_path / "deepinfra-sandboxd").write_text("#!/bin/sh\n")
+    (tmp_path / "deepinfra-sandboxd").chmod(0o755)
+    ok, label, text = DeepInfraProvider().doctor_checks()[-1]
+    assert (ok, label) == (False, "deepinfra-sandboxd") and "install" not in text
+    assert "systemctl --user start deepinfra-sandboxd" in text
+
+
 def test_the_doctor_tells_the_causes_apart(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,11 +267,31 @@ def test_the_doctor_asks_whether_the_key_is_good_and_the_picker_only_what_is_kno
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:
     shell.on["plan.list"] = refuse("unauthorized", "the key was refused", hint="make a new one")
-    assert provider.doctor_checks()[-1] == (False, "unauthorized", "the key was refused: make a new one")
+    fix = f"make a new one; {KEY_HINT}"
+    assert KEY_HINT.startswith("hermes config set DEEPINFRA_API_KEY <key>")
+    assert provider.doctor_checks()[-1] == (False, "unauthorized", f"the key was refused: {fix}")
     assert provider.probe() == ("ready", "")
-    item = {"code": "unauthorized", "severity": "error", "text": "The key was refused.", "hint": "make a new one"}
-    shell.on["daemon.health"] = lambda peer, params: {"health": [item]}
-    assert provider.probe() == ("needs_setup", "The key was refused. make a new one")
+    shell.on["daemon.health"] = lambda peer, params: {"health": [REFUSED_KEY]}
+    assert provider.probe() == ("needs_setup", f"The key was refused. {fix}")
+
+
+def test_a_refused_key_that_hermes_has_a_new_one_for_is_replaced_not_mourned(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: "")
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    shell.account, shell.key_refused = {"configured": True, "fingerprint": fingerprint("old")}, True
+    good = shell.on["plan.list"]
+    shell.on["plan.list"] = refuse("unauthorized", "the key was refused")  # which the daemon learns only now
+    for health in ([], [REFUSED_KEY]):
+        shell.on["daemon.health"] = lambda peer, params, health=health: {"health": health if shell.key_refused else []}
+        ok, label, text = provider.doctor_checks()[-1]
+        assert (ok, label) == (True, "DeepInfra API key") and "is refused; not yet tried" in text
+    assert "account.set" not in shell.methods()
+    shell.on["plan.list"] = good
+    provider.post_setup()
+    assert shell.wait_for("account.set") == {"api_key": "new"}
+    assert "ok DeepInfra API key: (accepted)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["hello", "daemon.health", "plan.list"])
@@ -256,7 +356,9 @@ def test_a_key_that_was_not_tried_or_is_refused_is_never_called_accepted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("deepinfra_sandboxd.daemon.start", lambda *a, **how: "")  # one runs, of which we have no program
+    monkeypatch.setattr(
+        "deepinfra_sandboxd.daemon.start", lambda *a, **how: ""
+    )  # one runs, of which we have no program
     monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
     shell.account = {"configured": False, "fingerprint": None}
     assert provider.doctor_checks()[-1][0] is True and "not yet tried" in provider.doctor_checks()[-1][2]
@@ -368,6 +470,104 @@ def test_an_ephemeral_sandbox_goes_with_its_session(shell: ShellDaemon, provider
     provider.end_session(session_id="s1")
     assert shell.wait_for("sandbox.release", 2)["mode"] == "terminate"
     assert shell.methods().count("sandbox.release") == 2
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Brings another profile into scope: a directory below a hermes home, or that itself."""
+
+    def enter(name: str) -> Path:
+        home = tmp_path / "root" / name
+        home.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("HERMES_HOME", str(home))
+        return home
+
+    return enter
+
+
+def ephemeral(provider: DeepInfraProvider, task: str) -> Any:
+    return provider.create_environment(
+        cwd="", timeout=5, task_id=task, container_config={"container_persistent": False}
+    )
+
+
+def released(shell: ShellDaemon, count: int) -> list[str]:
+    """The tasks of the first *count* removals."""
+    return [shell.wait_for("sandbox.release", number)["key"]["task"] for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("where", ["profiles/x", "profiles/a:b", "."])
+@pytest.mark.parametrize("kind", ["profile", "home"])
+def test_a_session_is_known_by_its_bare_id_also_where_hermes_qualifies_it(
+    shell: ShellDaemon, provider: DeepInfraProvider, profiles: Callable[[str], Path], where: str, kind: str
+) -> None:
+    home = profiles(where).resolve()
+    prefix = f"home:{home}" if kind == "home" else f"profile:{'default' if where == '.' else home.name}"
+    environment = ephemeral(provider, f"{prefix}:s:1")
+    provider.end_session(session_id="1")
+    provider.end_session(session_id="s:1")
+    assert released(shell, 1) == [f"{prefix}:s:1"] == [environment.key[1]]
+    provider.end_session(session_id="s:1")
+    assert environment.execute("echo again")["output"] == "again\n"  # it is waited for
+    assert shell.methods().count("sandbox.release") == 1
+
+
+def test_two_profiles_with_a_session_of_one_id_release_each_its_own(
+    shell: ShellDaemon, provider: DeepInfraProvider, profiles: Callable[[str], Path]
+) -> None:
+    homes = [profiles("profiles/x"), profiles("profiles/y")]
+    for home in homes:
+        profiles(f"profiles/{home.name}")
+        ephemeral(provider, "s1")
+    for home in homes:
+        profiles(f"profiles/{home.name}")
+        provider.end_session(session_id="s1")
+    ended = [shell.wait_for("sandbox.release", number)["key"]["profile"] for number in (1, 2)]
+    assert ended == [str(home.resolve()) for home in homes]
+
+
+def test_a_session_that_is_not_the_profiles_own_is_left_alone(
+    shell: ShellDaemon, provider: DeepInfraProvider, profiles: Callable[[str], Path]
+) -> None:
+    home = profiles("profiles/x")
+    environments = [ephemeral(provider, task) for task in ("s1", "profile:other:s2", "home:/srv/other:s3")]
+    for session in ("s2", "s3", "other:s2", ""):  # a prefix that is another profile's is none
+        provider.end_session(session_id=session)
+    profiles("profiles/y")
+    provider.end_session(session_id="s1")
+    home.rename(home.with_name("gone"))
+    profiles("profiles/x").rmdir()
+    provider.end_session(session_id="s1")  # there is no saying whose it is
+    home.with_name("gone").rename(home)
+    for environment in environments:
+        assert environment.execute("echo there")["output"] == "there\n"
+    assert "sandbox.release" not in shell.methods()
+    provider.end_session(session_id="s1")
+    assert released(shell, 1) == ["s1"]
+
+
+def test_of_two_environments_for_one_session_its_end_releases_the_one_by_its_very_name(
+    shell: ShellDaemon, provider: DeepInfraProvider, profiles: Callable[[str], Path]
+) -> None:
+    profiles("profiles/x")
+    raw, qualified = ephemeral(provider, "s1"), ephemeral(provider, "profile:x:s1")
+    for environment in (raw, qualified, raw, qualified):
+        environment.execute("true")
+    provider.end_session(session_id="s1")
+    assert released(shell, 1) == ["s1"]
+    assert raw.execute("echo again")["output"] == "again\n"  # behind the removal
+    assert shell.methods().count("sandbox.release") == 1
+
+
+def test_what_was_removed_before_is_not_removed_at_the_end_of_the_session(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    environment = ephemeral(provider, "s1")
+    environment.cleanup(force_remove=True)
+    provider.end_session(session_id="s1")
+    ephemeral(provider, "s2")
+    provider.end_session(session_id="s2")
+    assert released(shell, 2) == ["s1", "s2"] and not provider._ephemeral
 
 
 def test_the_end_of_a_session_holds_up_nobody_but_who_takes_it_up_again(
@@ -514,6 +714,7 @@ def test_the_wheel_holds_what_an_installation_needs(tmp_path: Path) -> None:
     assert "[hermes_agent.plugins]\ndeepinfra-sandbox = deepinfra_sandboxd" in entry_points.read_text()
     (metadata,) = target.glob("*.dist-info/METADATA")
     assert "Requires-Dist" not in metadata.read_text()
+    assert f"\nVersion: {deepinfra_sandboxd.__version__}\n" in metadata.read_text()
 
 
 def test_only_stable_names_are_taken_from_hermes() -> None:

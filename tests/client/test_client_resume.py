@@ -114,7 +114,6 @@ def test_short_waits_do_not_renew_the_patience(shell: ShellDaemon) -> None:
 
 
 def test_a_daemon_that_dies_of_a_command_each_time_is_not_asked_for_ever(fake: FakeDaemon) -> None:
-
     def die(peer: Peer, params: Message) -> object:
         peer.close()
         return NO_ANSWER

@@ -104,6 +104,15 @@ def test_another_protocol_is_incompatible_and_says_what_to_do(fake: FakeDaemon) 
     assert caught.value.hint == "upgrade the client"
 
 
+def test_the_protocol_before_our_own_will_do(fake: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.rpc.PROTOCOL", 2)
+    assert client.call("daemon.ping") == {}  # the daemon answered 1
+    assert fake.wait_for("hello")["protocol"] == {"min": 1, "max": 2}
+    monkeypatch.setattr("deepinfra_sandboxd.rpc.PROTOCOL", 3)
+    with pytest.raises(Incompatible, match="protocol 1, not 3"):
+        Client(str(fake.path)).hello()
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b"\xff\n", b"{" * 100_000 + b"\n"])
 def test_a_peer_that_speaks_something_else_is_incompatible(fake: FakeDaemon, answer: bytes) -> None:
     def speak(peer: Peer, params: Message) -> object:
@@ -263,7 +272,8 @@ def test_too_large_a_request_fails_before_anything_is_sent(fake: FakeDaemon, cli
 
 
 @pytest.mark.parametrize(
-    ("script", "input"), [("x" * 70_000, "y" * 70_000), ("x", "\0" * 30_000), ("é" * 70_000, None), ("x", b"\xff" * 100_000)]
+    ("script", "input"),
+    [("x" * 70_000, "y" * 70_000), ("x", "\0" * 30_000), ("é" * 70_000, None), ("x", b"\xff" * 100_000)],
 )
 def test_what_goes_with_the_request_is_bounded_as_it_is_written(
     fake: FakeDaemon, client: Client, script: str, input: str | bytes | None

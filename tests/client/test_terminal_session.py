@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,6 +108,14 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     first = ok(environment, "wc -l < /tmp/bg.log", cwd="/")
     eventually(lambda: int(ok(environment, "wc -l < /tmp/bg.log")) > int(first), "it goes on")
     ok(environment, "pwd", cwd="/workspace/project")  # as hermes does, for this session
+    server = "cd src && exec python3 -u -m http.server --bind 127.0.0.1 8000"
+    ok(
+        environment,
+        f"nohup bash -lc {shlex.quote(server)} > /tmp/server.log 2>&1 < /dev/null & echo $! > /tmp/server.pid",
+    )
+    eventually(lambda: "Serving HTTP" in ok(environment, "cat /tmp/server.log"), "it listens")
+    assert ok(environment, f"python3 -c '{FETCH}' | sha256sum").split()[0] == digest  # a later turn talks to it
+    assert [poll(environment), poll(environment)] == ["0\n", "0\n"]
     assert environment.execute("false")["returncode"] == 1
     assert environment.execute("exit 42")["returncode"] == 42
     assert "no such" in environment.execute("no-such; ls /nowhere")["output"].lower()
@@ -114,6 +123,28 @@ def test_a_session_of_forty_turns(hermes: DeepInfraProvider) -> None:
     assert ok(environment, "pwd; echo $COUNT").split() == ["/workspace/project/src", "30"]
     assert ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x | wc -c") == "3000000"
     assert len(ok(environment, "head -c 3000000 /dev/zero | tr '\\0' x")) == 3000000
+    assert poll(environment) == "0\n"
+    ok(environment, "kill $(cat /tmp/server.pid)")
+    eventually(lambda: poll(environment) == "1\n", "the server has ended, and its poller sees it")
+    assert ok(environment, "pwd; echo $COUNT").split() == ["/workspace/project/src", "30"]  # polls move no session
+
+
+FETCH = """
+import urllib.request
+print(urllib.request.urlopen("http://127.0.0.1:8000/big.txt", timeout=10).read().decode(), end="")
+"""
+
+
+def poll(environment: Any) -> str:
+    """What hermes's poller of a background process asks, on its own thread."""
+    command, answers = 'kill -0 "$(cat /tmp/server.pid)" 2>/dev/null; echo $?', list[str]()
+    poller = threading.Thread(
+        target=lambda: answers.append(environment.execute(command, cwd="/", timeout=5)["output"]),
+        name="proc-poller-1",
+    )
+    poller.start()
+    poller.join(30)
+    return answers[0]
 
 
 def test_where_a_background_job_begins_and_where_home_is(hermes: DeepInfraProvider) -> None:
@@ -600,8 +631,10 @@ def test_a_daemon_that_was_restarted_is_found_again(hermes: DeepInfraProvider, d
     ok(environment, "echo kept > f; export KEPT=1")
     daemon.stop()
     hermes.client.patience = 0.3
-    result = environment.execute("touch /workspace/ran")
+    result = environment.execute("touch /workspace/ran", bounded_capture=True)
     assert result["returncode"] == 125 and "infrastructure error" in result["output"]
+    with pytest.raises(EnvironmentConnectionError, match="infrastructure error.*nothing was run"):
+        environment.execute("touch /workspace/ran")
     assert not Path("/workspace/ran").exists()
     daemon.start()
     assert ok(environment, "cat f; echo $KEPT; ls ran 2>/dev/null; true").split() == ["kept", "1"]
@@ -636,6 +669,36 @@ def test_the_agents_key_reaches_a_daemon_that_has_none(
         assert provider.doctor_checks()[-1][0] is False
     finally:
         daemon.stop()
+
+
+def test_a_key_that_is_refused_gives_way_to_the_one_that_hermes_has_now(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Daemon(tmp_path, emulator.url, "revoked") as daemon:
+        monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+        provider = DeepInfraProvider()
+        monkeypatch.setenv("DEEPINFRA_API_KEY", "revoked")
+        with pytest.raises(EnvironmentConnectionError, match="answered 401"):
+            make(provider)
+        ok_, name, text = provider.doctor_checks()[-1]
+        assert (ok_, name) == (False, "unauthorized") and "hermes config set DEEPINFRA_API_KEY" in text
+        monkeypatch.setenv("DEEPINFRA_API_KEY", KEY)
+        assert "is refused; not yet tried" in provider.doctor_checks()[-1][2]
+        assert ok(make(provider), "echo hi") == "hi"
+        assert provider.doctor_checks()[-1] == (True, "DeepInfra API key", "(accepted)")
+        provider.client.close()
+
+
+def test_so_does_one_of_which_the_daemon_has_not_heard_yet(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was withdrawn while nothing went on."""
+    with Daemon(tmp_path, emulator.url, "revoked") as daemon:
+        monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+        monkeypatch.setenv("DEEPINFRA_API_KEY", KEY)
+        provider = DeepInfraProvider()
+        assert ok(make(provider), "echo hi") == "hi"
+        provider.client.close()
 
 
 def test_one_reader_that_stops_delays_no_other_command(client: Client) -> None:

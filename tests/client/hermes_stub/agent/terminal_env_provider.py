@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, Mapping
 
 
 class TerminalEnvironmentProvider(abc.ABC):
@@ -49,6 +49,9 @@ class TerminalEnvironmentProvider(abc.ABC):
 
     def probe(self) -> tuple[str, str]:
         return ("ready", "") if self.is_available() else ("needs_setup", "")
+
+    def probe_with_config(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        return self.probe()
 
     def setup_instructions(self) -> list[str]:
         return []

@@ -74,6 +74,8 @@ public:
     step on_cut(milliseconds now, std::string_view why);      // the stream ended without one
     step on_nonsense(milliseconds now, std::string_view why); // what came is not what a shim prints
     step on_waited();
+    // Instead of sending `run` once more: the sandbox has booted anew since it was first sent.
+    step on_another_boot();
     // We have closed the connection ourselves, as nobody read it any more.
     step on_let_go();
 
@@ -85,6 +87,8 @@ public:
     bool heard() const noexcept { return spoken_; }
     // Lost, after the platform has ended each call without a word of the shim.
     bool would_not_start() const noexcept { return !spoken_ && mute_ > limits_.puzzles; }
+    // How often its runner has ended before it started anything, so that it is run once more.
+    int starts_over() const noexcept { return reruns_; }
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
     // Lost, because something in this boot of the sandbox has killed its runner.
     bool runner_gone() const noexcept { return runner_gone_; }

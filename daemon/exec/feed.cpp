@@ -33,7 +33,7 @@ bool feed::exit_due() const {
 
 void feed::told() {
     if (const std::shared_ptr<session> of = of_.lock()) {
-        of->told(*this);
+        of->told(shared_from_this());
     }
 }
 

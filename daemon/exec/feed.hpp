@@ -56,6 +56,7 @@ public:
     std::shared_ptr<session> of() const noexcept { return of_.lock(); }
     bool attended() const noexcept { return !to_.expired(); }
     std::uint64_t dropped() const noexcept { return queue_.dropped(); }
+    bool is_owners() const noexcept { return owner_; } // of the one who asked for the command
 
 private:
     friend class session;

@@ -58,8 +58,9 @@ public:
     // Ends the command's processes.
     virtual boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) = 0;
     virtual void hang_up() noexcept = 0;
-    // Output before `pos` is safe with the client: it need not be kept any more.
-    virtual void acknowledged(std::uint64_t) {}
+    // Output before `pos` is safe with all clients: it need not be kept any more. Said now and
+    // then, and at once where the sandbox waits for it; `only_then`: no more than that.
+    virtual void acknowledged(std::uint64_t, bool only_then) { static_cast<void>(only_then); }
     // Whether a client is there that will read on, be it slowly. Only what nobody attends may be
     // given up.
     virtual void attend(bool) {}

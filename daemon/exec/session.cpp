@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::chrono::milliseconds runner_slack{300};
 constexpr std::chrono::milliseconds no_slack{0};
+// The clients of a daemon that was started anew, by when they do.
+constexpr std::chrono::seconds clients_come_back{10};
 constexpr std::int64_t resend_note = 1'000; // ms between two notes in the journal that it is sent
 
 // A time that the next daemon understands.
@@ -50,7 +52,8 @@ session::session(surroundings& around, request request)
     : around_(around), command_(std::move(request.command)), want_(std::move(request.want)),
       only_generation_(request.generation), fsm_(around.limits), pause_(around.executor),
       deadline_(around.executor), linger_(around.executor), forget_(around.executor),
-      moved_(around.executor), first_generation_(around.manager.generation(request.key)),
+      come_back_(around.executor), moved_(around.executor),
+      first_generation_(around.manager.generation(request.key)),
       asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(command_);
     record_.exec_id = std::move(request.exec_id);
@@ -67,7 +70,7 @@ session::session(surroundings& around, core::exec_record record)
     : around_(around), record_(std::move(record)), fsm_(around.limits), resumed_(true),
       doubtful_(record_.phase == core::exec_phase::sent), pause_(around.executor),
       deadline_(around.executor), linger_(around.executor), forget_(around.executor),
-      moved_(around.executor), certain_(false),
+      come_back_(around.executor), moved_(around.executor), certain_(false),
       asked_at_(std::chrono::steady_clock::now() -
                 std::chrono::milliseconds(std::max<std::int64_t>(unix_now() - record_.at, 0))) {
     if (record_.phase == core::exec_phase::ended) {
@@ -98,6 +101,7 @@ void session::resume() {
                                                 std::weak_ptr<subscriber>(), record_.safe, 1));
         feeds_.front()->queue_.leave();
     }
+    hold_back(record_.safe, clients_come_back);
     apply(fsm_.resume());
 }
 
@@ -351,14 +355,8 @@ bool session::settled() const noexcept {
 }
 
 std::uint64_t session::output_end() const noexcept {
-    std::uint64_t end = std::max(record_.output_end, record_.safe);
-    if (fsm_.done()) {
-        end = std::max(end, fsm_.exit().output_end.value_or(0));
-    }
-    for (const auto& each : feeds_) {
-        end = std::max(end, each->queue_.end());
-    }
-    return end;
+    const std::uint64_t seen = std::max({record_.output_end, record_.safe, seen_end_});
+    return fsm_.done() ? std::max(seen, fsm_.exit().output_end.value_or(0)) : seen;
 }
 
 void session::tell_progress(const sandbox::progress& news) {

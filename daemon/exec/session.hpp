@@ -97,11 +97,11 @@ public:
     // A client has got everything, the exit too: what the sandbox keeps of it may go, if that is
     // the one who asked for the command, and once all who read have it. What a mere watcher has got
     // may still be wanted.
-    void acknowledged_end(std::uint64_t pos);
+    void acknowledged_end();
 
     // For its feeds.
     void acknowledged(const feed& by);
-    void told(const feed& to);
+    void told(const std::shared_ptr<feed>& to);
     void detached(const std::shared_ptr<feed>& which);
 
     const core::exec_record& record() const noexcept { return record_; }
@@ -161,6 +161,8 @@ private:
     void correct();
     bool keeps(const feed& which) const noexcept; // what it lacks must not be forgotten
     bool being_read() const noexcept;
+    void hold_back(std::uint64_t from, std::chrono::milliseconds patience);
+    void hold_back_no_more();
     void forget_if_had();
     void forget_in_time();
     void forget();
@@ -176,12 +178,14 @@ private:
     boost::asio::awaitable<void> settle(core::exec_exit exit);
 
     // session_feeds.cpp
+    std::shared_ptr<feed> add_feed(view_request view);
     void check_position(std::uint64_t from) const; // throws invalid_params
     void move_first(view_request view);
     bool promote_next();
     void read_first();
     void read_anew();
     void follow_soon(const std::shared_ptr<feed>& which);
+    std::uint64_t place_of(const feed& which) const noexcept;
     void stop_reading(feed& which);
     boost::asio::awaitable<void> follow(std::shared_ptr<feed> into);
     boost::asio::awaitable<void> read(std::shared_ptr<feed> into);
@@ -212,6 +216,7 @@ private:
     std::shared_ptr<line>
         line_; // to the command; made when it is first sent, kept to end what may still run
     std::uint64_t line_start_ = 0;   // position that it was opened for
+    std::uint64_t seen_end_ = 0;     // position after the last byte that has come
     std::size_t argument_bytes_ = 0; // that it was sent with, as the kernel counts
 
     std::vector<std::weak_ptr<boost::asio::cancellation_signal>>
@@ -220,12 +225,14 @@ private:
     boost::asio::steady_timer deadline_;
     boost::asio::steady_timer linger_;
     boost::asio::steady_timer forget_;
+    boost::asio::steady_timer come_back_;
+    // Who has got no further may come back in a moment: the sandbox keeps what follows.
+    std::optional<std::uint64_t> held_back_;
     condition moved_; // it has begun or ended
 
     spool_share spool_;
     bool certain_ = true;     // nothing that was sent can still arrive late
-    bool told_ = false;       // somebody, its end
-    bool told_owner_ = false; // who asked for it
+    bool told_owner_ = false; // its end
     bool owner_has_all_ = false;
 
     std::uint64_t first_generation_ = 0; // when the request came

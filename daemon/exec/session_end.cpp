@@ -71,28 +71,57 @@ void session::acknowledged(const feed& by) {
             safe = std::min(safe.value_or(each->queue_.safe()), each->queue_.safe());
         }
     }
-    if (!safe || *safe < record_.safe) {
+    if (!safe) {
         return;
     }
-    record_.safe = *safe;
+    const std::uint64_t pos = std::min(*safe, held_back_.value_or(*safe));
+    if (pos < record_.safe) {
+        return;
+    }
+    record_.safe = pos;
     const bool by_itself = feeds_.front()->over_ && by.line_;
-    if (const std::shared_ptr<line> to = by_itself ? by.line_ : line_) {
-        to->acknowledged(*safe);
+    const std::shared_ptr<line> to = by_itself ? by.line_ : line_;
+    if (to) {
+        to->acknowledged(pos, false);
+    }
+    // Only who reads on hears that the sandbox can keep no more.
+    for (const std::shared_ptr<feed>& each : feeds_) {
+        if (each->line_ && each->line_ != to) {
+            each->line_->acknowledged(pos, true);
+        }
     }
 }
 
-void session::acknowledged_end(std::uint64_t pos) {
+void session::hold_back(std::uint64_t from, std::chrono::milliseconds patience) {
+    held_back_ = from;
+    after(come_back_, patience, &session::hold_back_no_more);
+}
+
+void session::hold_back_no_more() {
+    come_back_.cancel();
+    if (std::exchange(held_back_, std::nullopt) && !feeds_.empty()) {
+        acknowledged(*feeds_.front());
+        forget_if_had();
+    }
+}
+
+void session::acknowledged_end() {
     // An end that is in doubt may still be put right, for whoever asks again.
-    if (fsm_.certain() && told_owner_ && pos >= output_end()) {
+    if (fsm_.certain()) {
         owner_has_all_ = true;
         forget_if_had();
     }
 }
 
-void session::told(const feed& to) {
-    told_owner_ = told_owner_ || to.owner_;
-    if (!std::exchange(told_, true)) {
+// Nothing more comes into it: whoever asks again gets another one.
+void session::told(const std::shared_ptr<feed>& to) {
+    if (to->owner_ && !std::exchange(told_owner_, true)) {
         after(forget_, forget_after, &session::forget_in_time);
+    }
+    to->to_.reset();
+    if (!feeds_.empty() && to != feeds_.front()) {
+        record_.output_end = output_end(); // as in move_first
+        std::erase(feeds_, to);
     }
 }
 
@@ -102,7 +131,7 @@ bool session::being_read() const noexcept {
 }
 
 void session::forget_if_had() {
-    if (owner_has_all_ && !being_read()) {
+    if (owner_has_all_ && !being_read() && !held_back_) {
         forget_.cancel();
         forget();
     }
@@ -125,6 +154,9 @@ void session::forget() {
     keep(core::exec_phase::ended);
     if (certain_ && line_ && line_->forgettable()) {
         around_.shims.told(sandbox_id(), id());
+    } else if (!record_.attached && output_end() > 0) {
+        // A `run` may still be on its way, and must find the claim; what was printed may go.
+        around_.shims.release_output(sandbox_id(), id(), output_end());
     }
 }
 

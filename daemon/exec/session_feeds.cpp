@@ -16,6 +16,9 @@ namespace {
 
 // Once a command was ended on demand, whoever has fallen behind gets so much time to catch up.
 constexpr std::chrono::seconds tail_patience{2};
+// The client that asked for a command, and has lost its connection: that others read on takes
+// nothing from it meanwhile.
+constexpr std::chrono::seconds owner_comes_back{10};
 // For the sandbox of an ended command, when somebody wants its output.
 constexpr std::chrono::seconds sandbox_patience{30};
 
@@ -30,6 +33,15 @@ bool ended_on_demand(const core::exec_exit& exit) {
 } // namespace
 
 std::shared_ptr<feed> session::attach(view_request view) {
+    const bool come_back = view.owner && !resumed_;
+    const std::shared_ptr<feed> added = add_feed(std::move(view));
+    if (come_back) { // from now on it keeps what it needs itself
+        hold_back_no_more();
+    }
+    return added;
+}
+
+std::shared_ptr<feed> session::add_feed(view_request view) {
     check_position(view.from);
     if (view.replaces) {
         view.replaces->detach();
@@ -85,12 +97,18 @@ void session::move_first(view_request view) {
     } else if (fsm_.running() || fsm_.ending()) {
         stop_reading(first);
         certain_ = certain_ && line_->forgettable();
-        line_ = line_from(view.from, true);
+        line_ = line_from(place_of(first), true);
         first.line_ = line_;
         first.reader_ = spawn(read(feeds_.front()));
     } else if (line_) {
         line_->attend(true);
     }
+}
+
+// Where a line to it begins. What a client of an earlier daemon says to have may be more than there
+// is.
+std::uint64_t session::place_of(const feed& which) const noexcept {
+    return std::min(which.queue_.end(), output_end());
 }
 
 void session::stop_reading(feed& which) {
@@ -102,7 +120,7 @@ void session::stop_reading(feed& which) {
 
 void session::read_first() {
     // Somebody may have attached, further back, while the line was being opened.
-    if (const std::uint64_t wanted = feeds_.front()->queue_.end(); wanted < line_start_) {
+    if (const std::uint64_t wanted = place_of(*feeds_.front()); wanted < line_start_) {
         line_->hang_up();
         line_ = line_from(wanted, true);
     }
@@ -117,7 +135,7 @@ void session::read_anew() {
     stop_reading(first);
     // A line that was never read from may have something on its way.
     certain_ = certain_ && first.line_ && line_->forgettable();
-    line_ = line_from(first.queue_.end(), first.attended());
+    line_ = line_from(place_of(first), first.attended());
     first.over_ = false;
     read_first();
 }
@@ -145,7 +163,7 @@ asio::awaitable<void> session::follow(std::shared_ptr<feed> into) {
         there = first.index() == 0 && std::get<0>(first);
     }
     if (there) {
-        into->line_ = line_from(into->queue_.end(), true);
+        into->line_ = line_from(place_of(*into), true);
         if (fsm_.done() && !fsm_.certain()) {
             // Whoever asks again how it ended is not kept waiting where that cannot be found out.
             const auto opened = [from = into->line_]() -> asio::awaitable<void> {
@@ -176,7 +194,7 @@ asio::awaitable<void> session::read(std::shared_ptr<feed> into) {
             co_return;
         }
         line_event event = co_await from->next();
-        if (into->line_ != from) {
+        if (into->line_ != from || into->over_) { // it may have been cut meanwhile
             co_return;
         }
         take_event(*into, std::move(event));
@@ -210,10 +228,11 @@ asio::awaitable<bool> session::wait_for_room(feed& into, line& from) {
     co_return true;
 }
 
-// The command waits for its first client however long that takes, as for the reader of a pipe.
-// Neither it nor its sandbox, once it has ended, waits so for a watcher that was left standing.
+// The command waits for the client that asked for it however long that takes, as for the reader of
+// a pipe. Neither it nor its sandbox, once it has ended, waits so for a watcher that was left
+// standing.
 bool session::may_be_overdue(const feed& which) const noexcept {
-    return fsm_.done() || &which != feeds_.front().get();
+    return fsm_.done() || !which.owner_;
 }
 
 void session::take_event(feed& into, line_event event) {
@@ -221,10 +240,12 @@ void session::take_event(feed& into, line_event event) {
         const auto stream = output->is_stderr ? core::output_stream::err : core::output_stream::out;
         const bool idle = !into.queue_.can_take();
         if (output->at) {
+            seen_end_ = std::max(seen_end_, output->at->pos + output->bytes.size());
             into.queue_.push(stream, output->at->pos, output->at->offset, std::move(output->bytes));
         } else {
             altered_ = altered_ || output->bytes.find(replacement_character) != std::string::npos;
             into.queue_.push(stream, std::move(output->bytes));
+            seen_end_ = std::max(seen_end_, into.queue_.end());
         }
         apply(fsm_.on_output());
         if (idle) {
@@ -283,9 +304,10 @@ void session::end_feeds() {
             each->ready();
             continue;
         }
+        const bool lacks_some = exit.output_end && each->queue_.end() < *exit.output_end;
         const bool goes_on = !each->reader_.expired() && each->attended() && !record_.attached &&
                              !exit.kill_unconfirmed &&
-                             (!ended_on_demand(exit) || each->queue_.full());
+                             (!ended_on_demand(exit) || each->queue_.full() || lacks_some);
         if (!goes_on) {
             cut(*each);
         }
@@ -348,7 +370,7 @@ bool session::promote_next() {
         line_ = heir->line_;
     } else { // it is about to begin
         stop_reading(*heir);
-        line_ = line_from(heir->queue_.end(), true);
+        line_ = line_from(place_of(*heir), true);
         heir->line_ = line_;
         heir->reader_ = spawn(read(heir));
     }
@@ -356,6 +378,9 @@ bool session::promote_next() {
 }
 
 void session::detached(const std::shared_ptr<feed>& which) {
+    if (which->owner_ && !fsm_.done() && !record_.attached) {
+        hold_back(which->queue_.safe(), owner_comes_back);
+    }
     const bool leads = !feeds_.empty() && which == feeds_.front();
     const bool first = leads && !promote_next();
     if (!first || fsm_.done()) {

@@ -121,8 +121,8 @@ asio::awaitable<void> session::send() {
 
 std::shared_ptr<line> session::make_line() {
     if (resumed_) {
-        line_start_ = feeds_.front()->queue_.end();
-        return line_from(feeds_.front()->queue_.end(), feeds_.front()->attended());
+        line_start_ = place_of(*feeds_.front());
+        return line_from(line_start_, feeds_.front()->attended());
     }
     if (around_.shims.unusable(sandbox_id())) {
         feeds_.front()->queue_.retain();
@@ -145,6 +145,10 @@ std::shared_ptr<line> session::make_line() {
     plan.run = with_input(core::shim_run(around_.shims.path(), id(), command_, record_.timeout,
                                          plan.longest, around_.shims.take_told(sandbox_id()),
                                          plan.spool, plan.marks));
+    plan.same_boot = [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self && self->around_.manager.generation(self->key()) == self->record_.generation;
+    };
     plan.installed = around_.shims.may_be_there(sandbox_id());
     argument_bytes_ = core::kernel_size(plan.run.argv);
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,

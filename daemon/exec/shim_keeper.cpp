@@ -4,6 +4,8 @@
 #include "core/shim_command.hpp"
 #include "shim/shim_binary.hpp"
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -221,6 +223,20 @@ std::vector<std::string> shim_keeper::take_told(const std::string& sandbox_id) {
     std::vector<std::string> taken(ids.begin(), ids.begin() + count);
     ids.erase(ids.begin(), ids.begin() + count);
     return taken;
+}
+
+void shim_keeper::release_output(const std::string& sandbox_id, const std::string& exec_id,
+                                 std::uint64_t pos) {
+    asio::co_spawn(
+        executor_,
+        [this, sandbox_id,
+         argv = core::shim_acknowledge(path(), exec_id, pos)]() -> asio::awaitable<void> {
+            const shim_reply reply = co_await call(sandbox_id, argv, "acked");
+            if (reply.failure) {
+                spdlog::debug("sandbox {}: {}", sandbox_id, reply.failure->message);
+            }
+        },
+        asio::detached);
 }
 
 spool_share shim_keeper::share_of_spool(const std::string& sandbox_id) {

@@ -106,6 +106,11 @@ public:
 
     static constexpr std::uint64_t smallest_spool = 1U << 20; // bytes
 
+    // Nobody needs what it has printed before `pos` any more. Said once: what does not arrive, the
+    // sandbox gives up in its own time.
+    void release_output(const std::string& sandbox_id, const std::string& exec_id,
+                        std::uint64_t pos);
+
     // All spools of a sandbox together stay within one bound: the more there are, the smaller the
     // next.
     spool_share share_of_spool(const std::string& sandbox_id);

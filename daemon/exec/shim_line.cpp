@@ -43,8 +43,7 @@ shim_line::shim_line(asio::any_io_executor executor, sandbox::account& account, 
                      plan what)
     : executor_(std::move(executor)), account_(account), keeper_(keeper), plan_(std::move(what)),
       link_(plan_.installed, plan_.from, plan_.cwd), step_(link_.begin()),
-      run_sent_(plan_.from.has_value()), safe_pos_(plan_.safe), told_pos_(safe_pos_),
-      age_(executor_) {
+      run_sent_(plan_.from.has_value()), safe_pos_(plan_.safe), age_(executor_) {
     if (core::kernel_size(plan_.run.argv) > core::least_arguments) {
         link_.expect_long_arguments();
     }
@@ -90,6 +89,7 @@ asio::awaitable<line_event> shim_line::next() {
 }
 
 void shim_line::hang_up() noexcept {
+    closed_ = true;
     if (step_.what == link::action::ended && stream_) {
         read_to_the_end(executor_, std::move(stream_));
     }
@@ -116,6 +116,9 @@ asio::awaitable<link::step> shim_line::perform(link::step step) {
         co_return link_.on_not_installed(outcome.unusable, true);
     }
     case link::action::run:
+        if (run_sent_ && plan_.same_boot && !plan_.same_boot()) {
+            co_return link_.on_another_boot();
+        }
         co_return co_await post(true);
     case link::action::follow:
         co_return co_await post(false);
@@ -140,11 +143,15 @@ asio::awaitable<link::step> shim_line::post(bool run) {
         co_return link_.on_post_failed(now(), *held);
     }
     if (run) {
-        for (const core::upload& each : plan_.run.uploads) {
-            const auto put = co_await put_upload(account_, plan_.sandbox_id, each);
-            if (!put.has_value()) {
-                co_return link_.on_install_failed(now(), put.error());
+        // A runner that has taken them takes them away too: again they would stay.
+        if (uploaded_for_ != link_.starts_over()) {
+            for (const core::upload& each : plan_.run.uploads) {
+                const auto put = co_await put_upload(account_, plan_.sandbox_id, each);
+                if (!put.has_value()) {
+                    co_return link_.on_install_failed(now(), put.error());
+                }
             }
+            uploaded_for_ = link_.starts_over();
         }
         if (given_up_) {
             link::step again;
@@ -287,10 +294,11 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
 }
 
 // Rarely: only for commands that print more than the shim keeps does it matter when.
-void shim_line::acknowledged(std::uint64_t pos) {
+void shim_line::acknowledged(std::uint64_t pos, bool only_then) {
     safe_pos_ = std::max(safe_pos_, pos);
     const std::uint64_t spool = std::max(plan_.spool, shim_keeper::smallest_spool);
-    if (safe_pos_ >= told_pos_ + (spool_full_ ? 1 : spool / spool_part)) {
+    const bool enough = !only_then && safe_pos_ >= told_pos_ + spool / spool_part;
+    if (enough || (spool_full_ && safe_pos_ > told_pos_)) {
         acknowledge_soon();
     }
 }
@@ -304,7 +312,7 @@ void shim_line::note_spool(const core::shim_frame& frame) {
     }
     if (note->name == "full") {
         spool_full_ = true;
-        acknowledged(safe_pos_);
+        acknowledged(safe_pos_, true);
     }
     if (const auto most = note->number("spool"); most && plan_.spool == 0) {
         plan_.spool = *most;
@@ -337,13 +345,15 @@ void shim_line::acknowledge_soon() {
 // A full spool waits for this one word, so it is said until it has arrived.
 asio::awaitable<void> shim_line::keep_acknowledging() {
     asio::steady_timer pause(executor_);
-    while (tell_now_ && step_.what != link::action::ended) {
+    while (tell_now_ && !closed_ && step_.what != link::action::ended) {
         tell_now_ = false;
         spool_full_ = false; // it may say so again before the answer is here
         const std::uint64_t pos = safe_pos_;
-        const bool arrived = co_await send_acknowledgement(pos);
-        if (arrived) {
+        const told how = co_await send_acknowledgement(pos);
+        if (how == told::yes) {
             told_pos_ = std::max(told_pos_, pos);
+        } else if (how == told::never) {
+            break;
         } else {
             tell_now_ = true;
             pause.expires_after(tell_again);
@@ -353,10 +363,16 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
     telling_ = false;
 }
 
-asio::awaitable<bool> shim_line::send_acknowledgement(std::uint64_t pos) {
+asio::awaitable<shim_line::told> shim_line::send_acknowledgement(std::uint64_t pos) {
     const shim_reply reply = co_await keeper_.call(
         plan_.sandbox_id, core::shim_acknowledge(keeper_.path(), plan_.exec_id, pos), "acked");
-    co_return reply.note&& reply.note->name == "acked";
+    if (reply.note && reply.note->name == "acked") {
+        co_return told::yes;
+    }
+    // A sandbox that does not run keeps nothing that waits for it.
+    const bool stands = reply.failure && (reply.failure->kind == cloud::failure_kind::conflict ||
+                                          reply.failure->kind == cloud::failure_kind::not_found);
+    co_return stands ? told::never : told::no;
 }
 
 } // namespace sandboxd::exec

@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,8 @@ public:
         core::mark_board* board = nullptr; // is told what was in them
         std::uint64_t spool = 0;           // bytes, most that the sandbox keeps of its output; 0:
                                            // as its runner says
+        // Whether the sandbox is still in the boot that the command was first sent to; empty: yes.
+        std::function<bool()> same_boot;
         // Of a connection, before it is taken for dead: three of the shim's keepalives.
         std::chrono::milliseconds silence{45'000};
     };
@@ -53,7 +56,7 @@ public:
     boost::asio::awaitable<line_event> next() override;
     boost::asio::awaitable<kill_outcome> kill(core::kill_signal signal) override;
     void hang_up() noexcept override;
-    void acknowledged(std::uint64_t pos) override;
+    void acknowledged(std::uint64_t pos, bool only_then) override;
     void attend(bool somebody) override { plan_.attended = somebody; }
     void still_here() override;
     bool forgettable() const noexcept override { return link_.certain(); }
@@ -84,7 +87,8 @@ private:
     void note_marks(const core::shim_frame& frame);
     void acknowledge_soon();
     boost::asio::awaitable<void> keep_acknowledging();
-    boost::asio::awaitable<bool> send_acknowledgement(std::uint64_t pos);
+    enum class told { yes, no, never };
+    boost::asio::awaitable<told> send_acknowledgement(std::uint64_t pos);
 
     boost::asio::any_io_executor executor_;
     sandbox::account& account_;
@@ -95,12 +99,14 @@ private:
     std::unique_ptr<cloud::exec_stream> stream_;
     core::shim_link::step step_;
     bool run_sent_ = false;
-    bool given_up_ = false;      // before anything was sent
-    std::uint64_t safe_pos_ = 0; // with all clients
-    std::uint64_t told_pos_ = 0; // of that, to the shim
-    bool spool_full_ = false;    // or half full: it waits for a word before long
+    std::optional<int> uploaded_for_; // which start of it its input was put into the sandbox for
+    bool given_up_ = false;           // before anything was sent
+    std::uint64_t safe_pos_ = 0;      // with all clients
+    std::uint64_t told_pos_ = 0;      // of that, to the shim, by this line
+    bool spool_full_ = false;         // or half full: it waits for a word before long
     bool tell_now_ = false;
     bool telling_ = false;
+    bool closed_ = false; // nobody reads it any more
     bool reading_ = false;
     std::uint64_t received_ = 0; // on this connection
     boost::asio::steady_timer age_;

@@ -227,6 +227,21 @@ std::shared_ptr<exec::feed> connection::feed_of(const std::string& exec_id) cons
     return found == owned_.end() ? nullptr : *found;
 }
 
+// Whoever asked for a command may say, once it was told its end, that it has got that.
+void connection::note_told(const exec::feed& which, const std::string& exec_id) {
+    if (!which.is_owners()) {
+        return;
+    }
+    told_.push_back(exec_id);
+    if (told_.size() > max_told) {
+        told_.pop_front();
+    }
+}
+
+bool connection::take_told(const std::string& exec_id) {
+    return std::erase(told_, exec_id) > 0;
+}
+
 void connection::on_ready(const std::shared_ptr<exec::feed>& which) {
     if (closed_ || std::find(ready_.begin(), ready_.end(), which) != ready_.end()) {
         return;
@@ -262,9 +277,9 @@ void connection::fill(std::string& buffer) {
         if (const std::optional<core::output_chunk> chunk = next->take(piece)) {
             append_output(buffer, *of, *chunk, raw_output_);
             ready_.push_back(next);
-        } else if (next->exit_due()) {
+        } else if (next->exit_due() && std::erase(owned_, next) > 0) {
             buffer += format_notification("exec.exit", encode_exit(*of, *next));
-            std::erase(owned_, next);
+            note_told(*next, of->id());
             next->told();
         }
     }

@@ -46,6 +46,9 @@ public:
     // The one of that command that comes here; null: none does.
     std::shared_ptr<exec::feed> feed_of(const std::string& exec_id) const;
 
+    // That its client has got the end of a command that it asked for: once, after it was told.
+    bool take_told(const std::string& exec_id);
+
     // Whether exec.output has its bytes behind its line, as hello may ask.
     void send_output_raw(bool raw) noexcept { raw_output_ = raw; }
 
@@ -58,6 +61,7 @@ public:
 private:
     static constexpr std::size_t max_pending = 1U << 20;
     static constexpr std::size_t max_in_flight = 256; // requests without an answer yet
+    static constexpr std::size_t max_told = 1024;     // ends that were not acknowledged yet
     static constexpr std::size_t piece = 64U << 10;   // bytes of output in one message
     static constexpr std::size_t batch = 256U << 10;  // bytes in one write
     static constexpr std::chrono::seconds write_patience{60};
@@ -69,6 +73,7 @@ private:
     bool take_line(std::string_view line); // false: the connection cannot go on
     void answer(std::string line);
     void fill(std::string& buffer);
+    void note_told(const exec::feed& which, const std::string& exec_id);
     void close();
     bool all_said() const; // nothing it has asked for is still to come
 
@@ -86,8 +91,9 @@ private:
     std::deque<std::string> answers_; // complete lines
     std::deque<std::shared_ptr<exec::feed>> ready_;
     std::vector<std::shared_ptr<exec::feed>> owned_; // whose exit has not been told
-    condition written_;                              // there is room for answers again
-    condition wanted_;                               // there is something to write
+    std::deque<std::string> told_; // commands that this client asked for, told and not acknowledged
+    condition written_;            // there is room for answers again
+    condition wanted_;             // there is something to write
 };
 
 } // namespace sandboxd::rpc

@@ -4,8 +4,19 @@
 #include "rpc/encode.hpp"
 #include "rpc/methods.hpp"
 
+#include <boost/json/serialize.hpp>
+
+#include <iterator>
+#include <vector>
+
 namespace sandboxd::rpc {
 namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t most_listed = 768U << 10; // bytes of an answer, of the 1 MiB of a line
+
+} // namespace
 
 asio::awaitable<json::value> exec_start(call from, exec_start_params params) {
     if (from.parts.stopping) {
@@ -38,8 +49,11 @@ asio::awaitable<json::value> exec_ack(call from, exec_ack_params params) {
             throw rpc_error(error_name::invalid_params,
                             "'offset' is more than has been sent; nothing was done");
         }
-    } else {
-        session->acknowledged_end(params.offset);
+    } else if (params.offset > session->output_end()) {
+        throw rpc_error(error_name::invalid_params,
+                        "'offset' is more than has been sent; nothing was done");
+    } else if (params.offset == session->output_end() && from.from->take_told(params.exec_id)) {
+        session->acknowledged_end();
     }
     co_return json::object{};
 }
@@ -61,11 +75,27 @@ asio::awaitable<json::value> exec_cancel(call from, exec_cancel_params params) {
 }
 
 asio::awaitable<json::value> exec_list(call from, exec_list_params params) {
-    json::array execs;
-    for (const auto& each : from.parts.execs.list(params.key)) {
-        execs.push_back(encode_entry(*each));
+    // All that go on, and of those that have ended the newest that an answer can hold.
+    std::vector<json::value> newest_first;
+    std::size_t size = 0;
+    bool all = true;
+    const auto known = from.parts.execs.list(params.key);
+    for (auto each = known.rbegin(); each != known.rend(); ++each) {
+        json::value entry = encode_entry(**each);
+        size += json::serialize(entry).size() + 1;
+        if (size <= most_listed || !(*each)->done()) {
+            newest_first.push_back(std::move(entry));
+        } else {
+            all = false;
+        }
     }
-    co_return json::object{{"execs", std::move(execs)}};
+    json::array execs(std::make_move_iterator(newest_first.rbegin()),
+                      std::make_move_iterator(newest_first.rend()));
+    json::object result{{"execs", std::move(execs)}};
+    if (!all) {
+        result["truncated"] = true;
+    }
+    co_return result;
 }
 
 } // namespace sandboxd::rpc

@@ -43,6 +43,8 @@ def test_health_says_so(attached: Peer, emulator: Emulator) -> None:
     told = [item for item in attached.call("daemon.health")["health"] if item["code"] == "shim_unusable"]
     assert len(told) == 1 and told[0]["severity"] == "warning"
     assert only_id(emulator) in told[0]["text"] and "126" in told[0]["text"]
+    for limit in ("found again", "30 minutes", "one client", "stdin", "UTF-8", "background", "pushed"):
+        assert limit in told[0]["text"]
 
 
 def test_the_first_command_is_not_lost_to_the_attempt(peer: Peer, emulator: Emulator) -> None:

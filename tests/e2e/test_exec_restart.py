@@ -278,6 +278,28 @@ def test_the_journal_survives_being_torn(daemon: Daemon, emulator: Emulator) -> 
     assert all(json.loads(line) for line in journal(daemon).read_text().splitlines())
 
 
+def test_a_list_that_an_answer_cannot_hold_says_so_and_has_the_newest(daemon: Daemon) -> None:
+    """What goes on is in it in any case."""
+    with daemon.peer() as peer:
+        peer.sh("true")
+        going_on = peer.start("sleep", "600")
+        wait_until(lambda: peer.call("exec.list")["execs"][-1]["phase"] == "running", "it runs")
+    daemon.kill()
+    lines = [json.loads(line) for line in journal(daemon).read_text().splitlines()]
+    (ended,) = [line for line in lines if line["id"] != going_on and line["phase"] == "ended"][-1:]
+    with open(journal(daemon), "a") as more:
+        for n in range(4000):
+            profile = "/home/somebody/.hermes/profiles/" + "x" * 60
+            more.write(json.dumps({**ended, "id": f"{n:032}", "profile": profile, "task": "y" * 60}) + "\n")
+    daemon.start()
+    with daemon.peer(limit_s=30) as peer:
+        answer = peer.call("exec.list")
+        listed = [one["exec_id"] for one in answer["execs"]]
+        assert answer["truncated"] and going_on in listed and listed[-1] == f"{3999:032}" and 1000 < len(listed) < 4000
+        assert "truncated" not in peer.call("exec.list", {"key": DEFAULT_KEY})
+        peer.call("exec.cancel", {"exec_id": going_on})
+
+
 def test_the_journal_holds_no_secret_and_is_private(daemon: Daemon) -> None:
     with daemon.peer() as peer:
         peer.run("/bin/sh", "-c", "echo canary-argv", env={"TOKEN": "canary-env"}, stdin="canary-stdin")
@@ -303,3 +325,35 @@ def test_the_journal_does_not_grow_for_ever(daemon: Daemon) -> None:
     with daemon.start().peer() as peer:
         assert journal(daemon).stat().st_size < 100_000
         assert peer.sh("exit 2").returncode == 2
+
+
+def test_an_offset_beyond_the_end_ends_no_command_of_an_earlier_daemon(daemon: Daemon, emulator: Emulator) -> None:
+    """Which cannot tell how much there is. Its client is told the end, as any other, and what it really was."""
+    with daemon.peer() as peer:
+        exec_id = peer.start("/bin/sh", "-c", "echo hi; until [ -e go ]; do sleep 0.02; done; echo done")
+        peer.output(exec_id, 3)
+        daemon.kill()
+    daemon.start()
+    with daemon.peer(limit_s=30, validate=False) as wrong, daemon.peer(limit_s=30) as right:
+        wait_until(lambda: right.call("exec.list")["execs"][0]["phase"] == "running", "it is found again")
+        wrong.attach(exec_id, 1000)
+        right.attach(exec_id)
+        assert right.output(exec_id, 3) == b"hi\n"
+        (workspace(emulator) / "go").touch()
+        for peer in (wrong, right):
+            ended = peer.finish(exec_id)
+            assert (ended.reason, ended.returncode, ended.params["output_bytes"], ended.dropped_bytes) == ("exited", 0, 8, 0)
+
+
+def test_in_another_boot_a_command_in_doubt_is_not_run(daemon: Daemon, emulator: Emulator) -> None:
+    """It may have run in the one before, and nobody expects it in this one."""
+    with daemon.peer(limit_s=60) as peer, daemon.peer(limit_s=60) as other:
+        generation = other.sh("true").generation
+        emulator.fault_exec({"drop_before": True}, body="in-doubt", times=5)
+        peer.start("/bin/sh", "-c", "echo ran >>n", exec_id="in-doubt", generation=generation)
+        wait_until(lambda: any(one["used"] for one in emulator.faults()), "it is sent, and its answer lost")
+        emulator.stop_sandbox(only_id(emulator))
+        assert other.sh("true").generation == generation + 1
+        ended = peer.finish("in-doubt")
+        assert (ended.reason, ended.error["name"]) == ("lost", "outcome_unknown")
+        assert not (workspace(emulator) / "n").exists()

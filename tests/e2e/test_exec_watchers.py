@@ -11,8 +11,8 @@ import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
-from support.rpc import Exit, Peer
-from support.scenes import EXEC, workspace
+from support.rpc import DEFAULT_KEY, Exit, Peer
+from support.scenes import EXEC, only_id, without_shim, workspace
 from support.schema import output_bytes
 
 MEGABYTES = 32
@@ -129,3 +129,131 @@ def test_a_watcher_that_was_left_standing_is_not_waited_for_longer_than_the_grac
     assert (behind.reason, behind.returncode, behind.params["output_bytes"]) == ("exited", 3, MEGABYTES << 20)
     assert 0 < behind.dropped_bytes == (MEGABYTES << 20) - len(behind.stdout)
     assert workspace(emulator).exists()
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_so_is_one_that_came_while_the_owner_was_away(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    """It has taken the owner's place, and does not hold it up for ever when that comes back."""
+    emulator.config(idle_check=False)
+    daemon = make_daemon(server_timeout=3, spool_grace=2).start()
+    request = {"exec_id": "long", "key": DEFAULT_KEY, "script": SCRIPT, "stdin_open": True}
+    with daemon.peer(limit_s=60) as watcher:
+        with daemon.peer() as owner:
+            owner.call("exec.start", request)
+            go(owner, "long")
+        wait_until(lambda: len(watcher.status()["sandboxes"]) == 1, "it is there")
+        watcher.attach("long", window=65536)
+        with daemon.peer(limit_s=60) as owner:
+            owner.call("exec.start", {**request, "resume": True})
+            assert has_all(owner.finish("long"))
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_an_owner_that_is_away_for_a_moment_loses_nothing_to_a_watcher(daemon: Daemon) -> None:
+    request = {"exec_id": "long", "key": DEFAULT_KEY, "script": SCRIPT, "stdin_open": True, "window": 65536}
+    with daemon.peer(limit_s=60) as watcher:
+        with daemon.peer() as owner:
+            owner.call("exec.start", request)
+            watcher.attach("long")
+            go(owner, "long")
+            read(owner, "long", 65536)
+        read(watcher, "long", 4_000_000)
+        endings: list[Exit] = []
+        reader = threading.Thread(target=lambda: endings.append(watcher.finish("long")))
+        reader.start()
+        with daemon.peer(limit_s=60) as owner:
+            owner.call("exec.start", {**request, "resume": True})
+            assert has_all(owner.finish("long"))
+        reader.join()
+        assert endings[0].dropped_bytes == 0
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_after_a_restart_who_comes_back_second_loses_nothing(daemon: Daemon) -> None:
+    request = {"exec_id": "long", "key": DEFAULT_KEY, "script": SCRIPT, "stdin_open": True, "window": 65536}
+    with daemon.peer() as owner, daemon.peer() as watcher:
+        owner.call("exec.start", request)
+        watcher.attach("long", window=65536)
+        go(owner, "long")
+        read(owner, "long", 2_000_000)
+        daemon.kill()
+    daemon.start()
+    with daemon.peer(limit_s=60) as owner, daemon.peer(limit_s=60) as watcher:
+        owner.call("exec.start", {**request, "resume": True})
+        read(owner, "long", 8_000_000)
+        watcher.attach("long")
+        endings: list[Exit] = []
+        reader = threading.Thread(target=lambda: endings.append(owner.finish("long")))
+        reader.start()
+        assert has_all(watcher.finish("long"))
+        reader.join()
+        assert (endings[0].returncode, endings[0].dropped_bytes) == (3, 0)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed_out"])
+def test_each_gets_the_last_output_of_a_command_that_is_ended(daemon: Daemon, how: str) -> None:
+    """And one exec.exit: the connections here refuse a second one."""
+    with daemon.peer(limit_s=30) as owner, daemon.peer(limit_s=30) as watcher, daemon.peer() as other:
+        owner.sh("true")
+        for _ in range(8):
+            exec_id = owner.start(script="trap 'seq 1 60000; echo bye; exit' INT TERM; echo up; while :; do sleep 0.01; done",
+                                  **({"timeout_s": 0.5} if how == "timed_out" else {}))
+            watcher.attach(exec_id)
+            owner.output(exec_id, 3)
+            watcher.output(exec_id, 3)
+            if how == "cancelled":
+                other.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
+            endings = [peer.finish(exec_id) for peer in (owner, watcher)]
+            assert [(one.reason, one.dropped_bytes) for one in endings] == [(how, 0)] * 2, endings[0].params
+            if how == "cancelled":
+                assert all(one.stdout.endswith(b"bye\n") for one in endings)
+
+
+def test_what_a_watcher_says_to_have_is_not_taken_from_the_owner(daemon: Daemon) -> None:
+    """Whose connection was lost with the end on its way."""
+    request = {"exec_id": "watched", "key": DEFAULT_KEY, "argv": ["/bin/sh", "-c", "echo kept; exit 5"]}
+    with daemon.peer() as watcher:
+        with daemon.peer() as owner:
+            owner.call("exec.start", request)
+            wait_until(lambda: watcher.call("exec.list")["execs"][0]["phase"] == "done", "it ends")
+        watcher.attach("watched")
+        assert watcher.finish("watched").stdout == b"kept\n"
+        watcher.sh("true")  # with which the sandbox would be told to forget it
+    with daemon.peer() as owner:
+        owner.call("exec.start", {**request, "resume": True})
+        ended = owner.finish("watched")
+        assert (ended.returncode, ended.stdout, ended.dropped_bytes) == (5, b"kept\n", 0)
+
+
+def test_who_was_told_the_end_stands_in_nobodys_way(daemon: Daemon, emulator: Emulator) -> None:
+    """Where there is room for one client, the next one gets the end too, while the first is still connected."""
+    without_shim(emulator)
+    with daemon.peer() as first, daemon.peer() as second:
+        first.sh("true")
+        exec_id = first.start("/bin/sh", "-c", "echo hi; exit 3")
+        assert first.finish(exec_id).returncode == 3
+        for peer in (first, second):
+            peer.attach(exec_id)
+            assert peer.finish(exec_id).returncode == 3
+
+
+def test_nobody_goes_on_to_acknowledge_what_is_gone(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    """A watcher that read nothing was spoken for when the sandbox was stopped elsewhere; all have left since."""
+    emulator.config(idle_check=False)
+    daemon = make_daemon(server_timeout=3, idle_stop=6).start()
+    with daemon.peer(limit_s=60) as owner:
+        with daemon.peer() as watcher:
+            owner.sh("true")
+            stopped = only_id(emulator)
+            exec_id = owner.start("/bin/sh", "-c", "head -c 2000000 /dev/zero; sleep 600")
+            watcher.attach(exec_id, window=4096)
+            read(owner, exec_id, 2_000_000)
+            at = emulator.count(EXEC)
+            wait_until(lambda: emulator.count(EXEC) >= at + 4, "it is said that somebody is there", 30)
+            emulator.stop_sandbox(stopped)
+            assert owner.finish(exec_id).reason == "lost"
+        owner.sh("true", key={"profile": "p", "task": "other"})
+        emulator.reset_stats()
+        wait_until(lambda: emulator.count("POST /v1/sandboxes/{id}/stop") == 1, "some seconds go by", 60)
+        refused = [one for one in emulator.requests() if one["sandbox_id"] == stopped and one["route"].endswith("/exec")]
+        assert len(refused) <= 1

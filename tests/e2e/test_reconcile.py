@@ -174,11 +174,11 @@ def test_the_platform_stops_one_whose_daemon_is_gone(make_daemon: Make, emulator
 def test_while_a_command_runs_some_call_finishes_each_third_of_the_timeout(make_daemon: Make, emulator: Emulator, shim: bool) -> None:
     if not shim:
         without_shim(emulator)
-    with make_daemon(server_timeout=6).start().peer(limit_s=60) as peer:
+    with make_daemon(server_timeout=3).start().peer(limit_s=60) as peer:
         peer.sh("true")
         emulator.reset_stats()
         running = peer.start("sleep", "600")
         wait_until(lambda: sum(one["outcome"] != "open" for one in emulator.requests()) >= 5, "calls finish", 40)
         ended = sorted(one["ended"] for one in emulator.requests() if one["outcome"] != "open")
-        assert max(b - a for a, b in zip(ended, ended[1:], strict=False)) <= 6 / 3 + 0.5
+        assert max(b - a for a, b in zip(ended, ended[1:], strict=False)) <= 3 / 3 + 0.5
         peer.call("exec.cancel", {"exec_id": running})

@@ -110,7 +110,7 @@ def test_commands_and_operations_that_race_on_one_key(make_daemon: Callable[...,
     tasks = "ab" if seed else "abcde"  # those have to make room for one another, too
     numbers = itertools.count()
     with make_daemon(max_active=3, evict_min_idle=0.02, idle_stop=0.4, queue_timeout=60).start().peer(limit_s=120) as peer:
-        for _ in range(40):
+        for _ in range(20):
             if dice.random() < 0.5:
                 action, method, route = dice.choice([*MOODS, ({"status": 429, "body": "", "headers": {"Retry-After": "1"}}, "POST", "/v1/sandboxes")])
                 emulator.fault(action, method=method, route=route)

@@ -15,4 +15,21 @@ say "end-to-end tests and the Python client's tests"
 export DEEPINFRA_SANDBOXD="$build/daemon/deepinfra-sandboxd"
 export DEEP_SANDS_EMULATOR="$build/tests/emulator/deep-sands-emulator"
 cd "$root"
-"$python" -m pytest -p no:cacheprovider tests "$@"
+run_pytest() { "$python" -m pytest -p no:cacheprovider "$@"; }
+if [ $# -gt 0 ] || [ "$(nproc)" = 1 ]; then
+    run_pytest tests "$@"
+    exit
+fi
+# Much of them waits for something, so two halves at once take little more than half the time. The second one's output
+# comes when it has ended.
+log=$(mktemp)
+set -m # else what is started in the background would ignore SIGINT, and so would all that it starts
+run_pytest tests --ignore-glob='*/e2e/test_[a-e]*.py' >"$log" 2>&1 &
+second=$!
+set +m
+trap 'kill -- "-$second" 2>/dev/null || true; rm -f "$log"' EXIT
+status=0
+run_pytest tests/e2e/test_[a-e]*.py || status=$?
+wait "$second" || status=$?
+cat "$log"
+exit "$status"

@@ -13,6 +13,8 @@ namespace {
 // A client that does not say that it has got the end may still have; the sandbox is not kept
 // waiting for it longer.
 constexpr std::chrono::minutes forget_after{10};
+// Of output that the sandbox would keep for a day otherwise.
+constexpr std::uint64_t worth_a_call = 1U << 20;
 
 } // namespace
 
@@ -154,7 +156,7 @@ void session::forget() {
     keep(core::exec_phase::ended);
     if (certain_ && line_ && line_->forgettable()) {
         around_.shims.told(sandbox_id(), id());
-    } else if (!record_.attached && output_end() > 0) {
+    } else if (!record_.attached && output_end() >= worth_a_call) {
         // A `run` may still be on its way, and must find the claim; what was printed may go.
         around_.shims.release_output(sandbox_id(), id(), output_end());
     }

@@ -177,3 +177,21 @@ TEST_CASE("shim keeper: a shim that says nothing is put back, once a call") {
         CHECK(b.uploads == 0);
     }
 }
+
+TEST_CASE(
+    "shim keeper: the spools of a sandbox share one bound, and what ends gives its part back") {
+    bench b({});
+    std::vector<exec::spool_share> shares;
+    std::uint64_t all = 0;
+    for (int i = 0; i < 500; ++i) {
+        shares.push_back(b.keeper.share_of_spool("sb_1"));
+        REQUIRE(shares.back().bytes() >= exec::shim_keeper::smallest_spool);
+        all += shares.back().bytes();
+    }
+    CHECK(shares.front().bytes() == 256U << 20);
+    CHECK(shares.back().bytes() == exec::shim_keeper::smallest_spool);
+    CHECK(all <= (1ULL << 30) + 500 * exec::shim_keeper::smallest_spool);
+    CHECK(b.keeper.share_of_spool("sb_2").bytes() == 256U << 20);
+    shares.clear();
+    CHECK(b.keeper.share_of_spool("sb_1").bytes() == 256U << 20);
+}

@@ -5,6 +5,7 @@
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
@@ -329,6 +330,7 @@ void session::finish() {
             stop->emit(asio::cancellation_type::terminal);
         }
     }
+    end_in_time_what_was_lost();
     pause_.cancel();
     deadline_.cancel();
     linger_.cancel();
@@ -346,6 +348,27 @@ void session::finish() {
                  record_.output_end, exit.message.empty() ? "" : ": ", exit.message);
     moved_.notify_all();
     end_feeds();
+}
+
+// Without the shim nobody but us ends a command whose connection was lost: it may still be running.
+void session::end_in_time_what_was_lost() {
+    const bool may_run_on = record_.attached && record_.timeout && line_ &&
+                            fsm_.exit().reason == core::exit_reason::lost;
+    if (!may_run_on || deadline_.expiry() <= std::chrono::steady_clock::now()) {
+        return;
+    }
+    asio::co_spawn(
+        around_.executor,
+        [self = shared_from_this(), which = line_,
+         at = deadline_.expiry()]() -> asio::awaitable<void> {
+            asio::steady_timer time(self->around_.executor, at);
+            co_await time.async_wait(asio::use_awaitable);
+            const kill_outcome outcome = co_await which->kill(core::kill_signal::kill);
+            spdlog::info("exec {} in {}: its time is over, and what may have run on {}", self->id(),
+                         describe(self->key()),
+                         outcome.why.empty() ? "is ended" : "could not be ended: " + outcome.why);
+        },
+        asio::detached);
 }
 
 bool session::settled() const noexcept {

@@ -133,6 +133,7 @@ private:
     boost::asio::awaitable<sandbox::lease> hold_sandbox(); // throws rpc_error
     boost::asio::awaitable<bool> acquire_again(); // false: its own sandbox does not run any more
     void finish();
+    void end_in_time_what_was_lost();
     void keep(core::exec_phase phase);
     bool sent() const noexcept { return record_.phase != core::exec_phase::accepted; }
     void tell_progress(const sandbox::progress& news);

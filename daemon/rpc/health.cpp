@@ -177,8 +177,8 @@ void judge_sandboxes(items& found, const services& parts) {
             found.warning("shim_unusable",
                           "Commands in sandbox " + bare->first + " run without the shim (" +
                               bare->second +
-                              "): one whose connection is lost cannot be found again, nor be ended "
-                              "in time, and none lasts longer than the platform's 30 minutes; one "
+                              "): one whose connection is lost cannot be found again, and none "
+                              "lasts longer than the platform's 30 minutes; one "
                               "client at a time gets its output; its stdin has to be there as a "
                               "whole, and not beyond 100 MiB, before it starts; bytes that are not "
                               "UTF-8 are replaced; what works there in the background, and what is "

@@ -137,3 +137,12 @@ def test_a_platform_that_waits_for_the_background(attached: Peer, emulator: Emul
     assert (ended.stdout, ended.reason, ended.returncode) == (b"ok\n", "timed_out", 124)
     assert time.monotonic() - begun < 5
     assert not any("sleep 601" in line for line in processes(emulator))
+
+
+def test_what_is_lost_is_ended_in_time_all_the_same(attached: Peer, emulator: Emulator) -> None:
+    emulator.config(on_disconnect="keep")
+    emulator.fault_exec({"cut_after_lines": 1})
+    exec_id = attached.start("/bin/sh", "-c", "echo up; sleep 600; :", timeout_s=3)
+    assert attached.finish(exec_id).reason == "lost"
+    assert any("sleep 600" in line for line in processes(emulator))
+    wait_until(lambda: not any("sleep 600" in line for line in processes(emulator)), "its time is over", 10)

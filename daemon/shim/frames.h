@@ -30,8 +30,10 @@
 //     --stdin KIND         none (default): /dev/null; empty: EOF at once; open: chunks are to come
 //                          with `shim stdin`; data:BASE64: these bytes, then EOF; file:PATH: the
 //                          content of that regular file, then EOF
-//     --unlink-stdin       remove file:PATH once it is open and the command started
-//     --cleanup PATH       remove that file when the command has ended (up to 4 times)
+//     --unlink-stdin       remove file:PATH once it is open and the command started, or where the
+//                          command has ended before and is not started
+//     --cleanup PATH       remove that file when the command has ended, or had before (up to 4
+//                          times)
 //     --raw                ARGV is taken as it is; without it each element is percent-decoded
 //     --spool-cap BYTES    most output kept; default 268435456; in blocks of 64 KiB, at least one
 //     --spool-grace-ms N   a full spool blocks the command; one that has been full for so long

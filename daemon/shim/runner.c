@@ -136,6 +136,13 @@ static _Noreturn void give_up(struct connection* own, int error, const char* nam
     _exit(0);
 }
 
+// Nothing will be started for them: whoever put them there thinks that this call takes them.
+static void remove_input(void) {
+    if (r.order->unlink_stdin) unlink(r.order->stdin_path);
+    for (int i = 0; i < 4; ++i)
+        if (r.order->cleanup[i]) unlink(r.order->cleanup[i]);
+}
+
 static void make_claim(struct connection* own) {
     r.claim = (struct claim){.phase = phase_claimed, .runner = getpid(), .end = r.outcome};
     memcpy(r.claim.boot, facts_boot, sizeof facts_boot);
@@ -143,9 +150,10 @@ static void make_claim(struct connection* own) {
     const char* at = "claim";
     int error = claim_create(r.order->id, &r.claim, &r.claim_fd, &at);
     if (error == EEXIST) {
-        struct claim old;
-        if (claim_read(r.order->id, &old) != 0 || old.phase != phase_claimed)
-            reject(own, wire_found);
+        struct claim old = {.phase = phase_none};
+        const bool known = claim_read(r.order->id, &old) == 0;
+        if (known && old.phase > phase_started) remove_input();
+        if (!known || old.phase != phase_claimed) reject(own, wire_found);
         if (*old.digest && *r.order->digest && strcmp(old.digest, r.order->digest) != 0)
             give_up(own, 0, "id_in_use", "digest", false);
         // Its runner died before it started anything, and cannot come back: we hold the socket.

@@ -146,6 +146,14 @@ def test_kill_with_a_signal_lets_it_clean_up(box: Box) -> None:
         assert made.out == b"begun\ncleaned\n" and made.exit["reason"] == "cancelled" and made.exit.number("code") == 5
 
 
+def test_what_was_put_there_for_a_start_that_comes_too_late_goes(box: Box) -> None:
+    assert box.call("kill", "x").last["was"] == "unclaimed"
+    box.plain("echo secret >/workspace/input; echo secret >/workspace/script")
+    made = box.call("run", "x", "--stdin", "file:/workspace/input", "--unlink-stdin", "--cleanup", "/workspace/script", "--", "cat")
+    assert (made.exit["reason"], made.exit["started"]) == ("cancelled", "no")
+    assert box.plain("ls /workspace") == ""
+
+
 def test_a_cancel_cannot_be_overtaken_by_a_late_start(box: Box) -> None:
     killed = box.call("kill", "x").last
     assert (killed["confirmed"], killed["was"]) == ("yes", "unclaimed")

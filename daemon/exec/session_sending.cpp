@@ -63,6 +63,10 @@ asio::awaitable<void> session::send() {
     for (;;) {
         std::optional<rpc_error> impossible;
         if (input_ && around_.shims.unusable(sandbox_id())) {
+            tell_progress({core::life_state::running,
+                           "waiting for all of the command's stdin, as its sandbox cannot run the "
+                           "shim: it starts when that is there",
+                           elapsed()});
             const bool there = co_await arrives(input_->collect_stdin());
             if (!there) {
                 impossible.emplace(error_name::invalid_params,

@@ -146,3 +146,11 @@ def test_what_is_lost_is_ended_in_time_all_the_same(attached: Peer, emulator: Em
     assert attached.finish(exec_id).reason == "lost"
     assert any("sleep 600" in line for line in processes(emulator))
     wait_until(lambda: not any("sleep 600" in line for line in processes(emulator)), "its time is over", 10)
+
+
+def test_that_it_waits_for_all_of_its_stdin_is_said(attached: Peer) -> None:
+    exec_id = attached.start("cat", stdin_open=True)
+    while "stdin" not in attached.notification("sandbox.progress")["text"]:
+        pass
+    attached.call("exec.stdin", {"exec_id": exec_id, "stream": "stdin", "offset": 0, **{"data_b64": b64(b"all")["b64"]}, "eof": True})
+    assert attached.finish(exec_id).stdout == b"all"

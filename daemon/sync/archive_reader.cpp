@@ -92,7 +92,8 @@ private:
 
 class tar_sink final : public sink {
 public:
-    explicit tar_sink(int fd) : fd_(fd), writer_(::archive_write_new()), zeros_(piece) {
+    tar_sink(int fd, const part_feed& feed)
+        : fd_(fd), feed_(feed), writer_(::archive_write_new()), zeros_(piece) {
         ::archive_write_set_format_pax_restricted(writer_.get());
         ::archive_write_set_format_option(writer_.get(), "pax", "hdrcharset", "BINARY");
         ::archive_write_set_bytes_per_block(writer_.get(), piece);
@@ -144,6 +145,7 @@ private:
     }
     void fill(std::uint64_t up_to) {
         while (position_ < up_to) {
+            feed_.check_wanted(); // a hole may be of any size
             const auto now = std::min<std::uint64_t>(up_to - position_, zeros_.size());
             check(::archive_write_data(writer_.get(), zeros_.data(), now));
             position_ += now;
@@ -151,6 +153,7 @@ private:
     }
 
     int fd_;
+    const part_feed& feed_;
     std::exception_ptr trouble_;
     bool given_up_ = false;
     write_handle writer_; // writes until it is gone, so it goes first
@@ -162,7 +165,7 @@ private:
 class reader {
 public:
     reader(part_feed& feed, const archive_rules& rules, sink& into)
-        : rules_(rules), sink_(into), input_(feed), archive_(::archive_read_new()) {
+        : rules_(rules), sink_(into), feed_(feed), input_(feed), archive_(::archive_read_new()) {
         ::archive_read_support_format_tar(archive_.get());
         ::archive_read_set_options(archive_.get(), "hdrcharset=BINARY");
     }
@@ -279,6 +282,7 @@ private:
     bool copy_data() {
         bool good = true;
         for (;;) {
+            feed_.check_wanted(); // what one part brings may be a thousand times as much
             const void* bytes = nullptr;
             std::size_t size = 0;
             la_int64_t offset = 0;
@@ -292,6 +296,7 @@ private:
 
     const archive_rules& rules_;
     sink& sink_;
+    const part_feed& feed_;
     archive_input input_;
     archive_read_handle archive_;
     archive_taken taken_;
@@ -324,7 +329,7 @@ archive_taken unpack_archive(part_feed& feed, const archive_rules& rules,
 
 archive_taken copy_archive(part_feed& feed, const archive_rules& rules, int fd) {
     const reading until_the_end(feed);
-    tar_sink into(fd);
+    tar_sink into(fd, feed);
     return reader(feed, rules, into).run({});
 }
 

@@ -70,10 +70,14 @@ archive_writer::~archive_writer() = default;
 std::optional<part> archive_writer::next(std::uint64_t part_size, double rate) {
     parts_.plan(part_size, rate);
     while (!ended_ && !parts_.full()) {
-        if (stop_) throw std::system_error(ECANCELED, std::generic_category(), "stopped");
+        check_not_stopped();
         advance();
     }
     return parts_.take();
+}
+
+void archive_writer::check_not_stopped() const {
+    if (stop_) throw std::system_error(ECANCELED, std::generic_category(), "stopped");
 }
 
 void archive_writer::advance() {
@@ -193,6 +197,7 @@ void archive_writer::write_data(std::uint64_t offset, std::size_t size) {
 void archive_writer::write_zeros(std::uint64_t size) {
     static const std::vector<char> zeros(piece);
     while (size > 0) {
+        check_not_stopped(); // a hole may be of any size
         const auto now = static_cast<std::size_t>(std::min<std::uint64_t>(size, zeros.size()));
         out_->check(::archive_write_data(out_->writer, zeros.data(), now));
         position_ += now;

@@ -52,6 +52,7 @@ public:
 private:
     struct output;
 
+    void check_not_stopped() const;
     void advance(); // one step: a header, a piece of a file, or the end
     void begin_member(const local_entry& entry);
     void begin_file(const local_entry& entry);

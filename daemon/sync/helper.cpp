@@ -98,6 +98,12 @@ std::vector<std::string> helper_call(std::string_view verb, std::string argument
             std::move(arguments)};
 }
 
+std::string name_operation(const std::string& run, std::uint32_t number) {
+    char digits[16];
+    std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(number));
+    return run + digits;
+}
+
 std::string part_path(const std::string& operation, std::size_t number) {
     char name[32];
     std::snprintf(name, sizeof name, "/part-%06zu", number);

@@ -26,6 +26,11 @@ std::vector<std::string> helper_call(std::string_view verb, std::string argument
 // Longer ones go into a file, since Linux takes no longer argument.
 inline constexpr std::size_t longest_arguments = 96U << 10;
 
+// What operations are called: what was drawn for the daemon's run, and which of its operations it
+// is. The helper compares them, see Operation.sweep().
+inline constexpr std::size_t run_bytes = 6; // two characters each
+std::string name_operation(const std::string& run, std::uint32_t number);
+
 // Where an operation keeps its things in the sandbox.
 std::string part_path(const std::string& operation, std::size_t number);
 std::string arguments_path(const std::string& operation);

@@ -19,6 +19,7 @@ SYNC = HOME + b"/sync"
 PIECE = 1 << 20
 UMASK = 0o022
 BLOCK = 512
+RUN = 12  # characters of an operation's name that are those of its daemon's run; the rest is its number, always as long
 NAMED = 100  # failures told with their text
 GONE = (FileNotFoundError, NotADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -96,9 +97,12 @@ class Operation:
             os.close(self.lock)
 
     def sweep(self):
-        """What operations that nobody waits for any more have left behind."""
+        """What operations that nobody waits for any more have left behind. Who was live was told at some time: those that
+        have begun since are not among them."""
         for name in os.listdir(SYNC) if os.path.isdir(SYNC) else ():
-            if name.split(b".")[0] not in self.live:
+            operation = name.split(b".")[0]
+            younger = operation[:RUN] == self.name[:RUN] and operation > self.name
+            if operation not in self.live and not younger:
                 try:
                     remove(SYNC + b"/" + name)
                 except OSError:

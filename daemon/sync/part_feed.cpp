@@ -5,6 +5,13 @@
 #include <utility>
 
 namespace sandboxd::sync {
+namespace {
+
+[[noreturn]] void throw_given_up() {
+    throw std::system_error(ECANCELED, std::generic_category(), "given up");
+}
+
+} // namespace
 
 void part_feed::push(sys::unique_fd part) {
     const std::lock_guard lock(mutex_);
@@ -37,13 +44,18 @@ bool part_feed::ended() const {
 sys::unique_fd part_feed::take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !waiting_.empty() || finished_ || abandoned_; });
-    if (abandoned_) throw std::system_error(ECANCELED, std::generic_category(), "given up");
+    if (abandoned_) throw_given_up();
     if (waiting_.empty()) return sys::unique_fd();
     sys::unique_fd next = std::move(waiting_.front());
     waiting_.pop_front();
     lock.unlock();
     if (on_taken) on_taken();
     return next;
+}
+
+void part_feed::check_wanted() const {
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) throw_given_up();
 }
 
 void part_feed::end_reading() {

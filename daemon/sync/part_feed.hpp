@@ -26,6 +26,7 @@ public:
 
     // For the reading thread: waits; nothing at the end. Throws std::system_error (ECANCELED).
     sys::unique_fd take();
+    void check_wanted() const; // throws ECANCELED as take() does, and does not wait
     void end_reading();
 
 private:

@@ -52,7 +52,7 @@ bool push_plan::is_unchanged(const local_entry& each) {
         content = target.take();
     } else {
         try {
-            std::optional<content_now> now = digest_of_file(each.host);
+            std::optional<content_now> now = digest_of_file(each.host, stop_);
             if (!now) return false;
             content = std::move(now->digest);
             print = now->print;

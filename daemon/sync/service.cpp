@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "base/id.hpp"
+#include "sync/helper.hpp"
 #include "sync/host_stage.hpp"
 #include "sync/path.hpp"
 #include "sync/sandbox_side.hpp"
@@ -31,7 +32,8 @@ constexpr int fetches_at_once = 4; // of one key
 workshop::workshop(asio::any_io_executor daemon, sandbox::manager& sandboxes,
                    sandbox::account& whose, const std::filesystem::path& state_dir)
     : executor(std::move(daemon)), manager(sandboxes), account(whose), state(state_dir),
-      stages(state_dir / "stages"), manifests(state_dir / "manifests") {}
+      stages(state_dir / "stages"), manifests(state_dir / "manifests"), run(random_hex(run_bytes)) {
+}
 
 std::optional<core::sandbox_record> workshop::known(const core::sandbox_key& key) const {
     try {
@@ -129,7 +131,8 @@ key_lock::~key_lock() {
 }
 
 operation_name::operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id)
-    : shop_(std::move(shop)), sandbox_id_(std::move(sandbox_id)), text_(random_hex(8)) {
+    : shop_(std::move(shop)), sandbox_id_(std::move(sandbox_id)),
+      text_(name_operation(shop_->run, ++shop_->operations)) {
     shop_->live[sandbox_id_].insert(text_);
 }
 

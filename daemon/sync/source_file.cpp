@@ -98,7 +98,7 @@ void content_digest::add(std::uint64_t offset, std::span<const char> bytes) {
     next_ = offset + bytes.size();
 }
 
-std::optional<content_now> digest_of_file(const std::string& path) {
+std::optional<content_now> digest_of_file(const std::string& path, const std::atomic<bool>& stop) {
     const source_file file(path);
     content_digest digest;
     digest.begin(file);
@@ -106,6 +106,7 @@ std::optional<content_now> digest_of_file(const std::string& path) {
         std::min<std::uint64_t>(piece, std::max<std::uint64_t>(1, file.print().size)));
     for (const source_file::stretch& each : file.stretches()) {
         for (std::uint64_t done = 0; done < each.size;) {
+            if (stop) sys::throw_errno("stopped", ECANCELED);
             const auto wanted = std::min<std::uint64_t>(buffer.size(), each.size - done);
             const std::size_t got = file.read(each.offset + done, {buffer.data(), wanted});
             if (got < wanted) return std::nullopt;

@@ -9,7 +9,9 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,8 +69,8 @@ struct content_now {
     std::string digest;
     file_print print;
 };
-// Reads all of it. Nothing if it changed meanwhile.
-std::optional<content_now> digest_of_file(const std::string& path);
+// Reads all of it. Nothing if it changed meanwhile. Throws ECANCELED once `stop` is set.
+std::optional<content_now> digest_of_file(const std::string& path, const std::atomic<bool>& stop);
 
 std::int64_t wall_clock(); // nanoseconds since 1970
 

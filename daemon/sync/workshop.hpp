@@ -59,6 +59,9 @@ struct workshop {
 
     // Operations under way, by the sandbox they are for: what others have left there is swept.
     std::map<std::string, std::set<std::string>> live;
+    // What all operations of this daemon, and of no other, are called first.
+    const std::string run;
+    std::uint32_t operations = 0; // that have begun
 
     // What commands are asked about, of the sandboxes that had any since the daemon began.
     std::map<std::string, witnesses> watched;
@@ -146,7 +149,9 @@ private:
     std::shared_ptr<workshop::lock_state> held_;
 };
 
-// An operation's name, as long as its things in the sandbox are wanted.
+// An operation's name, as long as its things in the sandbox are wanted. It tells which of two is
+// the older: what is swept for one goes by what was live when it was asked for, and others may have
+// begun since.
 class operation_name {
 public:
     operation_name(std::shared_ptr<workshop> shop, std::string sandbox_id);

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -252,3 +254,61 @@ def test_a_daemon_that_is_told_to_stop_does_not_wait_for_a_transfer(make_daemon:
         assert daemon.stop() == 0
     assert os.listdir(room) == []
     assert not (workspace(emulator) / "g").exists()
+
+
+def open_in(daemon: Daemon, path: pathlib.Path) -> bool:
+    """Descriptors may go away while one looks."""
+    return any(os.path.realpath(each) == str(path) for each in pathlib.Path(f"/proc/{daemon.pid}/fd").iterdir())
+
+
+def stop_at_once(daemon: Daemon) -> None:
+    begun = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - begun < 5
+
+
+@pytest.fixture
+def widest_hole() -> Iterator[pathlib.Path]:
+    """A file of an exbibyte, none of it stored; few file systems know of such."""
+    try:
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            os.truncate(file.fileno(), 1 << 60)
+            yield pathlib.Path(file.name)
+    except OSError as problem:
+        pytest.skip(f"/dev/shm takes no such file: {problem}")
+
+
+def test_a_stop_does_not_wait_for_a_hole_that_is_sent(make_daemon: Callable[..., Daemon], emulator: Emulator, widest_hole: pathlib.Path) -> None:
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(widest_hole), "remote": "g"}]})
+        wait_until(lambda: open_in(daemon, widest_hole), "it is being read")
+        stop_at_once(daemon)
+
+
+def test_a_stop_does_not_wait_for_a_hole_that_comes(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = make_daemon().start()
+    room = tmp_path / "room"
+    room.mkdir()
+    with daemon.peer() as peer:
+        peer.sh("truncate -s 4T f")
+        peer.send("fs.pull", {"key": DEFAULT_KEY, "remote": "f", "host": str(room / "f")})
+        wait_until(lambda: list(room.glob(".*/arrived")), "it is being written")
+        stop_at_once(daemon)
+    assert os.listdir(room) == []
+
+
+def test_a_stop_does_not_wait_for_a_file_that_is_compared(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = make_daemon().start()
+    source = tmp_path / "f"
+    source.touch()
+    os.truncate(source, 30 << 30)
+    with daemon.peer() as peer:
+        assert push(peer, source, "f")["sent"] == 1
+        # More holes than are told one by one, so that all of them are read.
+        with open(source, "r+b", buffering=0) as file:
+            for i in range(12_000):
+                os.pwrite(file.fileno(), b"x", i << 20)
+        peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "f"}]})
+        wait_until(lambda: open_in(daemon, source), "it is being read")
+        stop_at_once(daemon)

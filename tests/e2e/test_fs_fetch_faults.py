@@ -15,6 +15,7 @@ import pytest
 from support.cli import running
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
+from support.inside import hook
 from support.memory import bounded
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
 from support.scenes import workspace
@@ -62,6 +63,47 @@ def test_slow_fetches_of_one_key_stop_nobody_else(peers: list[Peer], emulator: E
     assert other.call("fs.push", push)["sent"] == 1
     assert other.call("fs.get", {"key": OTHER, "remote": "d/f", "host": str(tmp_path / "back")})["bytes"] == 2
     assert emulator.faults()[0]["used"] == 4, "the others have waited for their turn"
+
+
+# The call that packs `small` begins, and goes on when it is told to.
+SLOW_TO_PACK = """
+import atexit, os, sys, time
+with open("/workspace/calls", "a") as calls:
+    calls.write(sys.argv[-2] + "\\n")
+if "small" in sys.argv[-1]:
+    open("/workspace/begun", "w").close()
+    while not os.path.exists("/workspace/go"):
+        time.sleep(0.01)
+    atexit.register(lambda: open("/workspace/packed", "w").close())
+"""
+
+
+def test_what_has_begun_since_is_not_swept(peers: list[Peer], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    one, two, *_ = peers
+    one.sh("cd /workspace; echo x > small; echo y > big")
+    hook(one, SLOW_TO_PACK)
+    emulator.fault({"drop_before": True}, times=0, **GET)
+    first = one.send("fs.get", {"key": DEFAULT_KEY, "remote": "small", "host": str(tmp_path / "small")})
+    wait_until((workspace(emulator) / "begun").exists, "the older call is on its way")
+    second = two.send("fs.get", {"key": DEFAULT_KEY, "remote": "big", "host": str(tmp_path / "big")})
+    wait_until(lambda: emulator.faults()[0]["used"], "the younger one has packed")
+    (workspace(emulator) / "go").touch()
+    wait_until((workspace(emulator) / "packed").exists, "the older one has too")
+    emulator.clear_faults()
+    assert (one.result(first)["bytes"], two.result(second)["bytes"]) == (2, 2)
+    assert (workspace(emulator) / "calls").read_text().split().count("pack") == 2, "nothing had to be packed again"
+
+
+def test_several_at_once_of_one_key(peers: list[Peer], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    getting, pushing = peers[:4], peers[4]
+    pushing.sh("mkdir /workspace/d; cd /workspace/d; for i in 0 1 2 3; do head -c 4000 /dev/urandom > $i; done")
+    source = tmp_path / "s"
+    for turn in range(20):
+        source.write_text(f"{turn}")
+        pushed = pushing.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "s"}]})
+        got = [peer.send("fs.get", {"key": DEFAULT_KEY, "remote": f"d/{i}", "host": str(tmp_path / f"{i}")}) for i, peer in enumerate(getting)]
+        assert [peer.result(number)["bytes"] for peer, number in zip(getting, got)] == [4000] * 4
+        assert pushing.result(pushed)["sent"] == 1
 
 
 def test_no_thread_stays_where_it_has_worked(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:

@@ -39,6 +39,16 @@ TEST_CASE("sync helper: no path is ever part of a program") {
     CHECK(argv[4].size() < 131072);
 }
 
+TEST_CASE("sync helper: the younger of two operations has the greater name") {
+    const std::string run(2 * run_bytes, 'a');
+    CHECK(name_operation(run, 1) == run + "00000001");
+    CHECK(name_operation(run, 9) < name_operation(run, 10));
+    CHECK(name_operation(run, 0xfffffffe) < name_operation(run, 0xffffffff));
+    // As the helper takes them apart.
+    CHECK(helper_file("helper").find("\nRUN = " + std::to_string(run.size()) + " ") !=
+          std::string_view::npos);
+}
+
 TEST_CASE("sync helper: the last line is the answer, if it is an object") {
     CHECK(parse_answer("noise\n{\"a\":1}\n")->at("a") == 1);
     CHECK(!parse_answer(""));

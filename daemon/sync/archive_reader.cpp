@@ -230,6 +230,9 @@ private:
     // Why a member is not wanted; empty if it is.
     std::string refusal(::archive_entry* entry, const std::string& name) const {
         if (!member_is_inside(name, rules_.prefix)) return "it is not part of what was asked for";
+        if (name.size() - rules_.prefix.size() > rules_.longest_below) {
+            return "its path is longer than this system takes";
+        }
         if (::archive_entry_hardlink(entry) != nullptr) return "it is a hard link";
         switch (::archive_entry_filetype(entry)) {
         case AE_IFREG:

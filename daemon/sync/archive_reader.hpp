@@ -2,8 +2,9 @@
 //
 // Blocking, on a thread of its own (unpack_archive changes that thread's working directory); the
 // parts come through a part_feed while they are being fetched. What is taken over: regular files,
-// directories, and links that stay inside, all called as was asked for, with plain permission bits,
-// and no more members and bytes than were announced. Everything else is left out and named.
+// directories, and links that stay inside, all called as was asked for, by names that are not too
+// long, with plain permission bits, and no more members and bytes than were announced. Everything
+// else is left out and named.
 #pragma once
 
 #include "sync/part_feed.hpp"
@@ -18,10 +19,11 @@
 namespace sandboxd::sync {
 
 struct archive_rules {
-    std::string prefix;          // what was asked for, as in "workspace/a"
-    std::set<std::size_t> drop;  // members that are torn
-    std::uint64_t members = 0;   // as announced, the torn ones included
-    std::uint64_t max_bytes = 0; // of content, holes included
+    std::string prefix;            // what was asked for, as in "workspace/a"
+    std::set<std::size_t> drop;    // members that are torn
+    std::uint64_t members = 0;     // as announced, the torn ones included
+    std::uint64_t max_bytes = 0;   // of content, holes included
+    std::size_t longest_below = 0; // bytes of a member's name after the prefix
 };
 
 struct archive_taken {

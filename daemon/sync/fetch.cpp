@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <exception>
 #include <system_error>
 
@@ -71,8 +72,8 @@ private:
         const sandbox::wanted as_it_is;
         const std::string name = "fs.get-" + random_hex(4);
         if (request_.generation) {
-            co_return co_await shop_->manager.hold_generation(
-                request_.key, *request_.generation, as_it_is, name, who_.on_sandbox);
+            co_return co_await shop_->manager.hold_generation(request_.key, *request_.generation,
+                                                              as_it_is, name, who_.on_sandbox);
         }
         co_return co_await shop_->manager.acquire(request_.key, as_it_is, name, who_.on_sandbox);
     }
@@ -112,10 +113,19 @@ private:
         const dropping afterwards{*this, lease, operation, there, shop_->live_in(id)};
         check_room(target, *packed);
 
-        const host_stage stage(target.parent_path(), shop_->stages, operation->text());
+        host_stage stage(target.parent_path(), shop_->stages, operation->text(), shop_->tidy_until);
         const fs::path arrived = stage.path() / "arrived";
-        const archive_taken taken = co_await transfer(*packed, *there, stage.path());
-        co_return co_await place(*packed, taken, arrived, target);
+        fetch_result result;
+        std::exception_ptr trouble; // kept, as the stage has to be removed first
+        try {
+            archive_taken taken = co_await transfer(*packed, *there, arrived, target);
+            result = co_await place(*packed, std::move(taken), arrived, target);
+        } catch (...) {
+            trouble = std::current_exception();
+        }
+        co_await shop_->on_its_own([&stage] { return stage.remove(); });
+        if (trouble) std::rethrow_exception(trouble);
+        co_return result;
     }
 
     void check_room(const fs::path& target, const pack_answer& packed) const {
@@ -144,8 +154,17 @@ private:
         }
     }
 
+    // How long a member's path may be below what was asked for: it is to be named here by whole
+    // paths, and in a tar by programs that do.
+    std::size_t longest_below(const fs::path& arrived, const fs::path& target) const {
+        const std::size_t before = request_.as_tar
+                                       ? request_.remote.size()
+                                       : std::max(arrived.native().size(), target.native().size());
+        return before < PATH_MAX ? PATH_MAX - 1 - before : 0;
+    }
+
     asio::awaitable<archive_taken> transfer(const pack_answer& packed, sandbox_side& there,
-                                            fs::path stage) {
+                                            const fs::path& arrived, const fs::path& target) {
         using namespace asio::experimental::awaitable_operators;
         const auto feed = std::make_shared<part_feed>();
         feed->on_taken = [executor = shop_->executor, taken = taken_] {
@@ -162,6 +181,7 @@ private:
         rules.drop = {packed.drop.begin(), packed.drop.end()};
         rules.members = packed.members;
         rules.max_bytes = packed.bytes;
+        rules.longest_below = longest_below(arrived, target);
         archive_taken taken;
         std::exception_ptr trouble;
         const auto fetch_all = [&]() -> asio::awaitable<void> {
@@ -176,7 +196,7 @@ private:
         const auto read_all = [&]() -> asio::awaitable<void> {
             const ending whatever_happens{feed};
             try {
-                taken = co_await shop_->on_its_own([&] { return read(*feed, rules, stage); });
+                taken = co_await shop_->on_its_own([&] { return read(*feed, rules, arrived); });
             } catch (...) {
                 if (!trouble) trouble = std::current_exception();
             }
@@ -188,9 +208,10 @@ private:
     }
 
     // On a thread of its own.
-    archive_taken read(part_feed& feed, const archive_rules& rules, const fs::path& stage) const {
-        if (!request_.as_tar) return unpack_archive(feed, rules, stage.string(), "arrived");
-        const fs::path file = stage / "arrived";
+    archive_taken read(part_feed& feed, const archive_rules& rules, const fs::path& file) const {
+        if (!request_.as_tar) {
+            return unpack_archive(feed, rules, file.parent_path().string(), file.filename());
+        }
         const sys::unique_fd fd(
             ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
         if (!fd) {

@@ -20,22 +20,6 @@ namespace {
 constexpr std::string_view stage_prefix = ".deepinfra-sandboxd-";
 constexpr std::size_t longest_note = 8192;
 
-// A directory may forbid to remove what is in it.
-void remove_tree(const fs::path& path) {
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (!error) return;
-    for (auto it = fs::recursive_directory_iterator(
-             path, fs::directory_options::skip_permission_denied, error);
-         !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
-        std::error_code ignored;
-        if (it->is_directory(ignored) && !it->is_symlink(ignored)) {
-            fs::permissions(it->path(), fs::perms::owner_all, fs::perm_options::add, ignored);
-        }
-    }
-    fs::remove_all(path, error);
-}
-
 class mover {
 public:
     std::vector<not_moved> troubles;
@@ -110,8 +94,9 @@ private:
 
 } // namespace
 
-host_stage::host_stage(const fs::path& parent, fs::path notes, const std::string& operation)
-    : note_(std::move(notes)) {
+host_stage::host_stage(const fs::path& parent, fs::path notes, const std::string& operation,
+                       const deadline& until)
+    : note_(std::move(notes)), until_(until) {
     path_ = fs::canonical(parent) / (std::string(stage_prefix) + operation);
     if (::mkdir(note_.c_str(), 0700) != 0 && errno != EEXIST) {
         sys::throw_errno("cannot make directory " + note_.string());
@@ -126,24 +111,37 @@ host_stage::host_stage(const fs::path& parent, fs::path notes, const std::string
 }
 
 host_stage::~host_stage() {
-    remove_tree(path_);
-    ::unlink(note_.c_str());
+    if (!removed_) remove();
 }
 
-void sweep_stages(const fs::path& notes) {
+bool host_stage::remove() {
+    removed_ = remove_tree(path_, until_);
+    if (removed_) ::unlink(note_.c_str());
+    return removed_;
+}
+
+std::vector<fs::path> stage_notes(const fs::path& notes) {
+    std::vector<fs::path> found;
     std::error_code error;
-    for (const fs::directory_entry& each : fs::directory_iterator(notes, error)) {
+    for (const fs::directory_entry& each : fs::directory_iterator(notes, error))
+        found.push_back(each.path());
+    return found;
+}
+
+void sweep_stages(const std::vector<fs::path>& notes, const deadline& until) {
+    for (const fs::path& note : notes) {
+        bool gone = true;
         try {
-            if (const auto path = sys::read_file(each.path(), longest_note)) {
+            if (const auto path = sys::read_file(note, longest_note)) {
                 const fs::path stage(*path);
                 if (stage.is_absolute() && stage.filename().string().starts_with(stage_prefix)) {
-                    remove_tree(stage);
+                    gone = remove_tree(stage, until);
                 }
             }
         } catch (const std::system_error&) {
             // Not a note of ours, then: it goes, and nothing else does.
         }
-        ::unlink(each.path().c_str());
+        if (gone) ::unlink(note.c_str());
     }
 }
 

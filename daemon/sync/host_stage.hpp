@@ -1,9 +1,12 @@
 // A directory beside the place where something is to appear on the host: it is filled aside, and
 // moved when it is whole.
 //
-// Blocking. Owned by one transfer; gone with it. A note in the state directory makes that true of
-// a daemon that was killed as well: the next one sweeps. Errors are std::system_error.
+// Blocking. Owned by one transfer; gone with it. A note in the state directory, which is there as
+// long as anything of the stage is, makes that true of a daemon that was killed, or had no time, as
+// well: the next one sweeps. Errors are std::system_error.
 #pragma once
+
+#include "sync/remove_tree.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -14,22 +17,29 @@ namespace sandboxd::sync {
 
 class host_stage {
 public:
-    // In `parent`, which must exist. `notes`: where stages are written down.
+    // In `parent`, which must exist. `notes`: where stages are written down. `until`: when to give
+    // up removing; outlives this.
     host_stage(const std::filesystem::path& parent, std::filesystem::path notes,
-               const std::string& operation);
-    ~host_stage();
+               const std::string& operation, const deadline& until);
+    ~host_stage(); // removes it, if nobody has
     host_stage(const host_stage&) = delete;
     host_stage& operator=(const host_stage&) = delete;
 
     const std::filesystem::path& path() const noexcept { return path_; } // real, 0700
+    // With all that is in it, which may take its time. Whether it is gone.
+    bool remove();
 
 private:
     std::filesystem::path path_;
     std::filesystem::path note_;
+    const deadline& until_;
+    bool removed_ = false;
 };
 
-// Removes what daemons that were killed have left; those of `notes` only.
-void sweep_stages(const std::filesystem::path& notes);
+// The notes that there are.
+std::vector<std::filesystem::path> stage_notes(const std::filesystem::path& notes);
+// Removes the stages that earlier daemons have left, by their notes.
+void sweep_stages(const std::vector<std::filesystem::path>& notes, const deadline& until);
 
 // Moves a file, link or tree `from` to `to`, both on one file system. What is there is replaced
 // file by file, and directories are merged; links there are not followed. Directories that forbid

@@ -9,6 +9,7 @@
 #include "sync/workshop.hpp"
 
 #include <boost/asio/as_tuple.hpp>
+#include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
 
 #include <malloc.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <set>
 #include <system_error>
 
@@ -26,6 +28,9 @@ namespace {
 
 constexpr std::chrono::milliseconds news_every{250};
 constexpr int fetches_at_once = 4; // of one key
+// What earlier daemons have left is most often gone within that; what is not keeps nobody waiting.
+constexpr std::chrono::seconds sweep_wait{2};
+constexpr std::chrono::seconds longest_tidying{2};
 
 } // namespace
 
@@ -180,12 +185,22 @@ service::~service() {
 }
 
 void service::sweep(const std::vector<core::sandbox_record>& records) {
-    sweep_stages(shop_->stages);
     shop_->forget_the_gone(records);
+    // Found now, as they are those of earlier daemons only.
+    std::vector<std::filesystem::path> notes = stage_notes(shop_->stages);
+    if (notes.empty()) return;
+    std::packaged_task<void()> remove(
+        [shop = shop_.get(), notes = std::move(notes)] { sweep_stages(notes, shop->tidy_until); });
+    const std::future<void> removed = remove.get_future();
+    shop_->pool.emplace(pool_threads);
+    asio::post(*shop_->pool, std::move(remove));
+    removed.wait_for(sweep_wait);
 }
 
 void service::stop() {
-    shop_->stopping = true;
+    if (!shop_->stopping.exchange(true)) {
+        shop_->tidy_until = std::chrono::steady_clock::now() + longest_tidying;
+    }
     for (const auto& each : shop_->feeds) {
         if (const std::shared_ptr<part_feed> feed = each.lock()) feed->abandon();
     }

@@ -12,6 +12,7 @@
 #include "sync/archive_reader.hpp"
 #include "sync/manifest_store.hpp"
 #include "sync/pace.hpp"
+#include "sync/remove_tree.hpp"
 #include "sync/service.hpp"
 #include "sync/witnesses.hpp"
 
@@ -39,6 +40,8 @@
 
 namespace sandboxd::sync {
 
+inline constexpr std::size_t pool_threads = 4;
+
 struct workshop {
     workshop(boost::asio::any_io_executor daemon, sandbox::manager& sandboxes,
              sandbox::account& whose, const std::filesystem::path& state_dir);
@@ -53,6 +56,8 @@ struct workshop {
     pace download;
 
     std::atomic<bool> stopping = false;
+    // A stop waits no longer for what has to be tidied up on this machine.
+    deadline tidy_until = std::chrono::steady_clock::time_point::max();
     std::optional<boost::asio::thread_pool> pool; // once it is needed
     std::list<boost::asio::thread_pool> apart;    // threads for one task each
     std::set<std::weak_ptr<part_feed>, std::owner_less<>> feeds;
@@ -83,10 +88,11 @@ struct workshop {
     // with is the caller's. For what only the machine itself can delay.
     template <class F>
     boost::asio::awaitable<std::invoke_result_t<F>> elsewhere(F what) {
-        if (!pool) pool.emplace(4);
+        if (!pool) pool.emplace(pool_threads);
         co_return co_await run_on(*pool, what);
     }
-    // ... on a thread that is nobody else's and ends with it: for what may wait for a sandbox.
+    // ... on a thread that is nobody else's and ends with it: for what may wait for a sandbox, or
+    // takes as long as an archive is large.
     template <class F>
     boost::asio::awaitable<std::invoke_result_t<F>> on_its_own(F what) {
         const own_thread mine(apart);

@@ -1,17 +1,18 @@
-"""A sandbox that wants to cost its host more than it was asked for: memory, inodes."""
+"""A sandbox that wants to cost its host more than it was asked for: memory, inodes, depth, time."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import pathlib
+import subprocess
 import tarfile
 from collections.abc import Callable
 
 import pytest
 
 from support.daemon import Daemon
-from support.emulator import Emulator
+from support.emulator import Emulator, wait_until
 from support.inside import lie, member, packed
 from support.memory import bounded
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
@@ -127,3 +128,51 @@ def test_what_is_refused_leaves_no_memory_behind(peer: Peer, daemon: Daemon, emu
         for _ in range(100):
             with pytest.raises(RpcFailure):
                 peer.call("fs.pull", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "out")})
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_nothing_is_made_that_is_deeper_than_a_path_is_long(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    deep = "workspace/d" + "/x" * 12_000
+    fitting = "workspace/d" + "/y" * ((4000 - len(os.fsencode(room))) // 2)
+    members = [member("workspace/d", tarfile.DIRTYPE, mode=0o755), member(deep, tarfile.DIRTYPE, mode=0o755), member(fitting, mode=0o644)]
+    lie(peer, emulator, packed([(each, b"") for each in members]), members=3, bytes=0)
+    got = peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+    assert [each["reason"] for each in got["skipped"]][0] == "refused" and "longer than this system takes" in got["skipped"][0]["text"]
+    assert os.listdir(room) == ["d"] and list((daemon.state_dir / "stages").iterdir()) == []
+    if method == "pull":
+        with tarfile.open(room / "d") as archive:
+            assert {each.name for each in archive} == {"workspace/d", fitting}
+    else:
+        assert os.listdir(room / "d") == ["y"]
+        subprocess.run(["rm", "-r", room], check=True)  # what cleans up after tests goes no deeper than 1000
+
+
+# Makes removing slow enough to be looked at.
+SLOW_TO_REMOVE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int unlinkat(int at, const char* name, int flags) {
+    usleep(10000);
+    return ((int (*)(int, const char*, int))dlsym(RTLD_NEXT, "unlinkat"))(at, name, flags);
+}
+"""
+
+
+def test_nobody_waits_for_what_is_removed(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    library, room = tmp_path / "slow.so", tmp_path / "room"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"], input=SLOW_TO_REMOVE.encode(), check=True)
+    room.mkdir()
+    daemon = make_daemon(environment={"LD_PRELOAD": str(library)}).start()
+    count = 300
+    files = [(member(f"workspace/d/{i}"), b"x") for i in range(count)]
+    with daemon.peer() as peer, daemon.peer() as other:
+        lie(peer, emulator, packed([(member("workspace/d", tarfile.DIRTYPE), b""), *files]), members=count + 2, bytes=count)
+        peer.send("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+        wait_until(lambda: len(list(room.glob(".*/arrived/*"))) == count, "all of it is there")
+        wait_until(lambda: len(list(room.glob(".*/arrived/*"))) < count, "it is being removed")
+        assert other.call("daemon.ping") == {}
+        assert os.listdir(room), "the answer came before the removal had ended"
+        wait_until(lambda: not os.listdir(room), "it is gone")

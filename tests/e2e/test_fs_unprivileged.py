@@ -110,3 +110,22 @@ def test_what_cannot_be_read_is_left_out_and_named(user: User, emulator: Emulato
         assert [line for line in named if line.endswith(f"{user.work}/{path}: Permission denied")], named
     there = without_marker(describe(workspace(emulator) / "u"))
     assert {name for name, what in there.items() if what[0] == "file"} == {b"open"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="there is nobody else to own something")
+def test_what_cannot_be_removed_is_not_forgotten(user: User) -> None:
+    stage = user.work / ".deepinfra-sandboxd-1"
+    user.daemon.stop()
+    notes = user.daemon.state_dir / "stages"
+    user.sh(f"mkdir {stage} {notes}; touch {stage}/ours; printf %s {stage} > {notes}/1")
+    (stage / "theirs").mkdir()
+    (stage / "theirs" / "f").touch()
+    note = notes / "1"
+    user.daemon.start()
+    assert user.run(*user.daemon.command("status")).stdout  # it listens before it has looked for what was left
+    assert os.listdir(stage) == ["theirs"] and note.exists()
+    user.daemon.stop()
+    shutil.rmtree(stage / "theirs")
+    user.daemon.start()
+    assert user.run(*user.daemon.command("status")).stdout  # it listens before it has looked for what was left
+    assert not stage.exists() and not note.exists()

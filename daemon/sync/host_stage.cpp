@@ -31,19 +31,21 @@ public:
             return;
         }
         const bool directory = S_ISDIR(source.st_mode);
+        struct stat target {};
+        const bool there = ::lstat(to.c_str(), &target) == 0;
+        const bool both = there && directory && S_ISDIR(target.st_mode);
+        const mode_t mode = both ? target.st_mode & 07777 : source.st_mode & 0777;
         // Whoever is not root may not even move one that forbids writing.
-        if (directory) open_up(from, source.st_mode);
+        if (directory) ::chmod(from.c_str(), mode | S_IRWXU);
         if (::rename(from.c_str(), to.c_str()) == 0) {
-            if (directory) close(to, source.st_mode);
+            if (directory) close(to, mode);
             return;
         }
         const int error = errno;
-        struct stat target {};
-        const bool there = ::lstat(to.c_str(), &target) == 0;
-        if (there && directory && S_ISDIR(target.st_mode)) {
-            open_up(to, target.st_mode);
+        if (both) {
+            open_up(to, mode);
             merge(from, to, shown);
-            close(to, source.st_mode);
+            close(to, mode);
         } else if (there && S_ISDIR(target.st_mode)) {
             leave(from, shown, "there is a directory of that name");
         } else if (there && directory) {
@@ -58,9 +60,7 @@ private:
     static void open_up(const fs::path& directory, mode_t mode) {
         if ((mode & S_IRWXU) != S_IRWXU) ::chmod(directory.c_str(), (mode & 07777) | S_IRWXU);
     }
-    static void close(const fs::path& directory, mode_t mode) {
-        ::chmod(directory.c_str(), mode & 0777);
-    }
+    static void close(const fs::path& directory, mode_t mode) { ::chmod(directory.c_str(), mode); }
 
     void merge(const fs::path& from, const fs::path& to, const std::string& shown) {
         std::error_code error;

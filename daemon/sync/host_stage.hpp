@@ -43,8 +43,9 @@ void sweep_stages(const std::vector<std::filesystem::path>& notes, const deadlin
 
 // Moves a file, link or tree `from` to `to`, both on one file system. What is there is replaced
 // file by file, and directories are merged; links there are not followed. Directories that forbid
-// writing, here or there, are no obstacle as long as they are this user's; they get the mode of
-// what was moved. Answers what could not be moved, by its path below `to`.
+// writing, here or there, are no obstacle as long as they are this user's. One that was there keeps
+// its mode: who may enter it is not for a sandbox to say. Answers what could not be moved, by its
+// path below `to`.
 struct not_moved {
     std::string path;
     std::string text;

@@ -53,14 +53,26 @@ def test_a_file_is_replaced_and_a_directory_merged(peer: Peer, tmp_path: pathlib
     (target / "sub").mkdir(parents=True)
     (target / "f").write_text("old")
     (target / "mine").write_text("mine")
+    before = (target / "sub").stat().st_mode
     get(peer, "d", target)
     assert {name: (target / name).read_text() for name in ("f", "mine", "sub/g")} == {"f": "new\n", "mine": "mine", "sub/g": "in\n"}
-    assert (target / "sub").stat().st_mode & 0o777 == 0o700
+    assert (target / "sub").stat().st_mode == before
     got = get(peer, "d/f", tmp_path / "f")
     assert got["kind"] == "file" and (tmp_path / "f").read_text() == "new\n"
     with pytest.raises(RpcFailure) as in_the_way:
         get(peer, "d/f", target)
     assert in_the_way.value.name == "in_the_way"
+
+
+def test_directories_of_this_side_are_opened_to_nobody(peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir -p d/sub d/new; touch d/sub/f; chmod 777 d d/sub d/new")
+    target = tmp_path / "d"
+    for each in (target, target / "sub"):
+        each.mkdir()
+        each.chmod(0o1700)
+    get(peer, "d", target)
+    assert [each.stat().st_mode & 0o7777 for each in (target, target / "sub", target / "new")] == [0o1700, 0o1700, 0o777]
+    assert (target / "sub" / "f").exists()
 
 
 def test_links_on_this_side_are_not_followed(peer: Peer, tmp_path: pathlib.Path) -> None:

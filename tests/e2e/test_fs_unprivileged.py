@@ -79,9 +79,9 @@ def test_they_are_merged_with_what_is_there(user: User) -> None:
     done = user.cp("sandbox:d", "m/")
     assert (done.returncode, done.stderr) == (0, b"")
     there = describe(user.work / "m" / "d")
-    assert {name: what[1:] for name, what in there.items()} == {b"ro": (0o555,), b"ro/f": (0o644, b"new\n"), b"ro/mine": (0o644, b"mine\n"),
+    assert {name: what[1:] for name, what in there.items()} == {b"ro": (0o500,), b"ro/f": (0o644, b"new\n"), b"ro/mine": (0o644, b"mine\n"),
                                                                b"new": (0o555,), b"new/g": (0o644, b"1\n")}
-    assert (user.work / "m" / "d").stat().st_mode & 0o777 == 0o755
+    assert (user.work / "m" / "d").stat().st_mode & 0o777 == 0o500
 
 
 def test_what_could_not_be_put_in_place_is_not_counted(user: User) -> None:

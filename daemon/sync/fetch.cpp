@@ -137,13 +137,9 @@ private:
         struct statvfs status {};
         if (::statvfs(target.parent_path().c_str(), &status) != 0) return;
         const std::uint64_t available = std::uint64_t(status.f_bavail) * status.f_frsize;
-        // What is sparse comes with holes; the parts are at least what it takes then.
-        std::uint64_t parts = 0;
-        for (const std::uint64_t size : packed.sizes)
-            parts += size;
         const std::string there = " free in " + target.parent_path().string();
-        if (std::min(parts, packed.bytes) + room_to_spare > available) {
-            throw_no_space_here("there are " + std::to_string(packed.bytes) +
+        if (packed.unpacked + room_to_spare > available) {
+            throw_no_space_here("there are " + std::to_string(packed.unpacked) +
                                 " bytes to fetch, and " + std::to_string(available) + there);
         }
         // Some file systems make them as they are needed, and tell of none.

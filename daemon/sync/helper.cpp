@@ -223,6 +223,7 @@ std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t 
     }
     out.directory = *kind == "directory";
     out.bytes = *bytes;
+    out.unpacked = number_of(answer, "unpacked").value_or(0);
     out.members = *members;
     out.skipped_more = *more;
     for (const json::value& each : *sizes) {

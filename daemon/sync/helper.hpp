@@ -67,7 +67,8 @@ struct unpack_answer {
 };
 struct pack_answer {
     bool directory = false;
-    std::uint64_t bytes = 0; // of content
+    std::uint64_t bytes = 0;    // of content
+    std::uint64_t unpacked = 0; // of them what is not holes, as far as it was said
     std::uint64_t members = 0;
     std::vector<std::uint64_t> sizes; // of the parts
     std::vector<std::size_t> drop;    // members that are torn

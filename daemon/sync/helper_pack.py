@@ -259,7 +259,7 @@ def pack_into(directory, asked):
     if stored + 1536 * len(found) > space.f_bavail * space.f_frsize:
         raise Refused("no_space: %d" % stored)
     out = PartWriter(directory, asked["part_bytes"], asked["compress"])
-    torn, members_written, content = [], 0, 0
+    torn, members_written, content, unpacked = [], 0, 0, 0
     for path, name, status in found:
         kind = stat.S_IFMT(status.st_mode)
         file = None
@@ -278,6 +278,7 @@ def pack_into(directory, asked):
             continue
         if file is not None:
             content += file.size
+            unpacked += sum(length for _, length in file.stretches)
             if most is not None and content > most:
                 raise Refused("too_large: %d" % content)  # it has grown since
         out.write(head)
@@ -294,6 +295,7 @@ def pack_into(directory, asked):
     return {
         "kind": "directory" if stat.S_ISDIR(found[0][2].st_mode) else "file",
         "bytes": content,
+        "unpacked": unpacked,  # bytes without holes
         "members": members_written,
         "sizes": out.sizes,
         "drop": torn,

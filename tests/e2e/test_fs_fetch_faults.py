@@ -159,18 +159,29 @@ def small_disk(make_daemon: Callable[..., Daemon], tmp_path: pathlib.Path) -> Ca
     return start
 
 
+@pytest.mark.parametrize("content", ["/dev/urandom", "/dev/zero"])
 @pytest.mark.parametrize("method", ["get", "pull"])
-def test_a_full_disk_here_is_known_before_anything_comes(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+def test_a_full_disk_here_is_known_before_anything_comes(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str,
+                                                         content: str) -> None:
     room = tmp_path / "room"
     daemon = small_disk(room, "20m")
     with daemon.peer() as peer:
-        peer.sh("head -c 40000000 /dev/urandom > /workspace/f")
+        peer.sh("head -c 40000000 " + content + " > /workspace/f")
         with pytest.raises(RpcFailure) as full:
             get(peer, "f", room / "f", method)
     assert full.value.name == "no_space" and str(room) in full.value.message
     assert "this machine" in full.value.hint and "plan" not in full.value.hint
     assert emulator.count("GET /v1/sandboxes/{id}/fs/content") == 0
     assert os.listdir(f"/proc/{daemon.pid}/root{room}") == []
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_holes_need_no_room_here(small_disk: Callable[..., Daemon], tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    daemon = small_disk(room, "20m")
+    with daemon.peer() as peer:
+        peer.sh("truncate -s 1G f; head -c 5000000 /dev/zero >> f")
+        assert get(peer, "f", room / "f", method)["bytes"] == (1 << 30) + 5_000_000
 
 
 @pytest.mark.parametrize("method", ["get", "pull"])

@@ -77,12 +77,13 @@ TEST_CASE("sync helper: numbers that do not fit what was asked are no answer") {
     CHECK(parse_sweep(object(R"({"free":5})")) == 5);
     CHECK(!parse_sweep(object(R"({"free":-5})")));
     const std::string good =
-        R"({"kind":"file","bytes":5,"members":4,"sizes":[100,20],"drop":[3],"skipped":[["/workspace/caf\u00e9","special","t"]],"skipped_more":0})";
+        R"({"kind":"file","bytes":5,"unpacked":3,"members":4,"sizes":[100,20],"drop":[3],"skipped":[["/workspace/caf\u00e9","special","t"]],"skipped_more":0})";
     const auto packed = parse_pack(object(good), 100);
     REQUIRE(packed);
     CHECK(packed->sizes == std::vector<std::uint64_t>{100, 20});
     CHECK(packed->skipped[0].remote == "/workspace/caf\xe9");
     CHECK(packed->members == 4);
+    CHECK(packed->unpacked == 3);
     std::string fewer = good;
     fewer.replace(fewer.find("\"members\":4"), 11, "\"members\":3");
     CHECK(!parse_pack(object(fewer), 100)); // there is no fourth one to be dropped

@@ -111,9 +111,10 @@ private:
             ~dropping() { of.drop_later(lease, operation, there, live); }
         };
         const dropping afterwards{*this, lease, operation, there, shop_->live_in(id)};
-        check_room(target, *packed);
+        const fs::path parent = stage_parent(target);
+        check_room(parent, *packed);
 
-        host_stage stage(target.parent_path(), shop_->stages, operation->text(), shop_->tidy_until);
+        host_stage stage(parent, shop_->stages, operation->text(), shop_->tidy_until);
         const fs::path arrived = stage.path() / "arrived";
         fetch_result result;
         std::exception_ptr trouble; // kept, as the stage has to be removed first
@@ -128,16 +129,16 @@ private:
         co_return result;
     }
 
-    void check_room(const fs::path& target, const pack_answer& packed) const {
+    void check_room(const fs::path& parent, const pack_answer& packed) const {
         if (request_.max_bytes && packed.bytes > *request_.max_bytes) {
             throw rpc_error(error_name::too_large,
                             "there are " + std::to_string(packed.bytes) +
                                 " bytes, more than was asked for at the most");
         }
         struct statvfs status {};
-        if (::statvfs(target.parent_path().c_str(), &status) != 0) return;
+        if (::statvfs(parent.c_str(), &status) != 0) return;
         const std::uint64_t available = std::uint64_t(status.f_bavail) * status.f_frsize;
-        const std::string there = " free in " + target.parent_path().string();
+        const std::string there = " free in " + parent.string();
         if (packed.unpacked + room_to_spare > available) {
             throw_no_space_here("there are " + std::to_string(packed.unpacked) +
                                 " bytes to fetch, and " + std::to_string(available) + there);

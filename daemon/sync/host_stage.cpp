@@ -120,6 +120,14 @@ bool host_stage::remove() {
     return removed_;
 }
 
+fs::path stage_parent(const fs::path& target) {
+    struct statx status {};
+    const bool mounted =
+        ::statx(AT_FDCWD, target.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &status) == 0 &&
+        S_ISDIR(status.stx_mode) && (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+    return mounted ? target : target.parent_path();
+}
+
 std::vector<fs::path> stage_notes(const fs::path& notes) {
     std::vector<fs::path> found;
     std::error_code error;

@@ -1,5 +1,5 @@
-// A directory beside the place where something is to appear on the host: it is filled aside, and
-// moved when it is whole.
+// A directory beside (or in) the place where something is to appear on the host: it is filled
+// aside, and moved when it is whole.
 //
 // Blocking. Owned by one transfer; gone with it. A note in the state directory, which is there as
 // long as anything of the stage is, makes that true of a daemon that was killed, or had no time, as
@@ -35,6 +35,10 @@ private:
     const deadline& until_;
     bool removed_ = false;
 };
+
+// The directory for the stage of what is to be `target`: beside it, or in it where something is
+// mounted there, as nothing can be moved into a mount from outside.
+std::filesystem::path stage_parent(const std::filesystem::path& target);
 
 // The notes that there are.
 std::vector<std::filesystem::path> stage_notes(const std::filesystem::path& notes);

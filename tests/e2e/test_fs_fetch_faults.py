@@ -175,6 +175,22 @@ def test_a_full_disk_here_is_known_before_anything_comes(small_disk: Callable[..
     assert os.listdir(f"/proc/{daemon.pid}/root{room}") == []
 
 
+def test_a_directory_where_something_is_mounted(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = small_disk(tmp_path / "room", "20m")
+    seen = pathlib.Path(f"/proc/{daemon.pid}/root{tmp_path}/room")
+    with daemon.peer() as peer:
+        peer.sh("mkdir -p d/sub; chmod 700 d; echo x > d/f; echo y > d/sub/g")
+        (seen / "sub").mkdir()
+        got = get(peer, "d", tmp_path / "room")
+        assert (got["files"], got["skipped"]) == (2, [])
+        assert describe(seen) == describe(workspace(emulator) / "d")
+        peer.sh("head -c 30000000 /dev/urandom > d/f")
+        with pytest.raises(RpcFailure) as full:
+            get(peer, "d", tmp_path / "room")
+        assert full.value.name == "no_space" and f"{tmp_path}/room" in full.value.message
+    nothing_left(emulator, daemon, seen)
+
+
 @pytest.mark.parametrize("method", ["get", "pull"])
 def test_holes_need_no_room_here(small_disk: Callable[..., Daemon], tmp_path: pathlib.Path, method: str) -> None:
     room = tmp_path / "room"

@@ -15,14 +15,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 namespace sandboxd::sync {
 namespace {
 
 constexpr std::size_t piece = 256U << 10;
-constexpr std::size_t most_named = 1000; // left-out members that are remembered one by one
+constexpr std::size_t most_links = 1'000'000; // as each takes memory until the end
+constexpr std::size_t most_named = 1000;      // left-out members that are remembered one by one
 
 [[noreturn]] void broken(const std::string& how) {
     throw rpc_error(error_name::sync_failed, "what the sandbox sent " + how);
@@ -212,6 +217,7 @@ private:
             skip(name, skip_reason::refused, problem);
             return;
         }
+        if (::archive_entry_filetype(entry) == AE_IFLNK) links_.insert(hash_of(name));
         const bool file = ::archive_entry_filetype(entry) == AE_IFREG;
         const auto size = static_cast<std::uint64_t>(file ? ::archive_entry_size(entry) : 0);
         if (size > rules_.max_bytes - taken_.bytes) broken("is more than it said");
@@ -233,6 +239,7 @@ private:
         if (name.size() - rules_.prefix.size() > rules_.longest_below) {
             return "its path is longer than this system takes";
         }
+        if (below_a_link(name)) return "it is below a link";
         if (::archive_entry_hardlink(entry) != nullptr) return "it is a hard link";
         switch (::archive_entry_filetype(entry)) {
         case AE_IFREG:
@@ -250,11 +257,26 @@ private:
             const char* target = ::archive_entry_symlink(entry);
             const bool inside = !relative.empty() && target != nullptr &&
                                 foreign_link_stays_inside(directory, target);
-            return inside ? "" : "the link leads out of what was asked for";
+            if (!inside) return "the link leads out of what was asked for";
+            return links_.size() < most_links ? "" : "there are too many links";
         }
         default:
             return "it is neither a file, a directory nor a link";
         }
+    }
+
+    static std::size_t hash_of(std::string_view name) {
+        return std::hash<std::string_view>()(name);
+    }
+
+    // A link stays inside by its own name only. What follows must not go through it: whoever
+    // unpacks a tar might, and two that are harmless may lead out together.
+    bool below_a_link(const std::string& name) const {
+        for (std::size_t slash = name.find('/'); slash != std::string::npos;
+             slash = name.find('/', slash + 1)) {
+            if (links_.contains(hash_of({name.data(), slash}))) return true;
+        }
+        return false;
     }
 
     // Only what is known to be harmless is taken over.
@@ -302,6 +324,7 @@ private:
     const part_feed& feed_;
     archive_input input_;
     archive_read_handle archive_;
+    std::unordered_set<std::size_t> links_; // hashes of the names of those that were taken over
     archive_taken taken_;
 };
 

@@ -2,9 +2,9 @@
 //
 // Blocking, on a thread of its own (unpack_archive changes that thread's working directory); the
 // parts come through a part_feed while they are being fetched. What is taken over: regular files,
-// directories, and links that stay inside, all called as was asked for, by names that are not too
-// long, with plain permission bits, and no more members and bytes than were announced. Everything
-// else is left out and named.
+// directories, and links that stay inside with nothing below them, all called as was asked for, by
+// names that are not too long, with plain permission bits, and no more members and bytes than were
+// announced. Everything else is left out and named.
 #pragma once
 
 #include "sync/part_feed.hpp"

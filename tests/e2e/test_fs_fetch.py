@@ -191,6 +191,12 @@ HOSTILE = [
     (member("workspace/d/fifo", tarfile.FIFOTYPE), b""),
     (member("workspace/d/device", tarfile.CHRTYPE), b""),
 ]
+# Links that each stay inside by their own names, and lead out together.
+THROUGH_LINKS = [
+    (member("workspace/d/a/b/c/up", tarfile.SYMTYPE, "../../.."), b""),
+    (member("workspace/d/a/b/c/up/evil"), b"evil"),
+    (member("workspace/d/sub/through"), b"through a link"),
+]
 
 
 @pytest.mark.parametrize("method", ["get", "pull"])
@@ -198,19 +204,20 @@ def test_nothing_hostile_reaches_the_host(peer: Peer, emulator: Emulator, tmp_pa
     target = tmp_path / "room" / "d"
     target.parent.mkdir()
     members = [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"), *HOSTILE,
-               (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/sub/through"), b"through a link")]
+               (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/a/b", tarfile.DIRTYPE, mode=0o755), b""),
+               (member("workspace/d/a/b/c", tarfile.SYMTYPE, "../.."), b""), *THROUGH_LINKS]
     lie(peer, emulator, packed(members), members=len(members), bytes=sum(len(content) for _, content in members))
     before = set(os.listdir(tmp_path))
     got = call(peer, method, remote="d", host=str(target))
     assert {os.fsencode(each["remote"]) for each in got["skipped"] if each["reason"] == "refused"} == {
-        b"/" + os.fsencode(each.name) for each, _ in HOSTILE}
+        b"/" + os.fsencode(each.name) for each, _ in [*HOSTILE, *THROUGH_LINKS]}
     if method == "pull":
         with tarfile.open(target) as archive:
-            assert {each.name for each in archive} == {"workspace/d", "workspace/d/good", "workspace/d/sub", "workspace/d/sub/through"}
+            assert {each.name for each in archive} == {"workspace/d", "workspace/d/good", "workspace/d/sub", "workspace/d/a/b", "workspace/d/a/b/c"}
             assert archive.getmember("workspace/d/good").mode == 0o755
         return
     assert describe(target)[b"good"] == ("file", 0o755, b"good")
-    assert set(os.listdir(target)) <= {"good", "sub", "inside"}
+    assert set(os.listdir(target)) == {"good", "sub", "a"}
     assert set(os.listdir(tmp_path)) == before and not os.path.lexists("/etc/evil")
     assert set(os.listdir(tmp_path / "room")) == {"d"}
 

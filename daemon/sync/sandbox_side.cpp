@@ -22,29 +22,45 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr int most_tries = 8; // over about half a minute
+constexpr int most_answers = 8; // over about half a minute
+constexpr std::chrono::minutes longest_outage{10};
 constexpr std::chrono::seconds platform_cap{1800};
 constexpr std::chrono::seconds silence{120}; // the platform's heartbeats come far more often
 constexpr std::size_t most_output = 4U << 20;
 
-// Waits before the next try; false if there have been enough.
+// Waits before the next try; false if there have been enough. A connection that is lost comes back
+// in its own time, however often it is tried; an answer that repeats itself is soon the answer.
 class patience {
 public:
-    explicit patience(asio::any_io_executor executor) : timer_(std::move(executor)) {}
+    patience(asio::any_io_executor executor, sandbox::account& account)
+        : account_(account), timer_(std::move(executor)) {}
 
-    asio::awaitable<bool> wait(std::optional<std::chrono::milliseconds> at_least) {
-        if (++tries_ >= most_tries) co_return false;
-        std::chrono::milliseconds delay = delays_.next();
-        if (at_least) delay = std::max(delay, *at_least);
+    asio::awaitable<bool> wait(const cloud::failure& failure) {
+        if (failure.kind == cloud::failure_kind::unreachable ||
+            failure.kind == cloud::failure_kind::interrupted) {
+            const auto now = std::chrono::steady_clock::now();
+            if (!lost_at_) lost_at_ = now;
+            if (now - *lost_at_ >= longest_outage) co_return false;
+        } else {
+            lost_at_.reset();
+            if (++answers_ >= most_answers) co_return false;
+        }
+        const double jitter = account_.jitter();
+        std::chrono::milliseconds delay = core::jittered(delays_.next(), jitter);
+        if (failure.retry_after) {
+            delay = std::max(delay, core::not_before(*failure.retry_after, jitter));
+        }
         timer_.expires_after(delay);
         co_await timer_.async_wait(asio::use_awaitable);
         co_return true;
     }
 
 private:
+    sandbox::account& account_;
     core::backoff delays_{std::chrono::milliseconds(100), std::chrono::milliseconds(8000)};
     asio::steady_timer timer_;
-    int tries_ = 0;
+    std::optional<std::chrono::steady_clock::time_point> lost_at_; // nothing was answered since
+    int answers_ = 0;
 };
 
 bool may_be_full(const cloud::failure& failure) {
@@ -113,7 +129,7 @@ struct sandbox_side::upload {
 // How the platform says that the disk is full is not known. So whatever answer might mean that has
 // what nobody needs taken away, which also tells what room there is, and is tried once more.
 asio::awaitable<void> sandbox_side::insist(upload what) {
-    patience more(executor_);
+    patience more(executor_, account_);
     for (bool swept = false;;) {
         const auto put = account_.observe(co_await what.send());
         if (put.has_value()) co_return;
@@ -126,7 +142,7 @@ asio::awaitable<void> sandbox_side::insist(upload what) {
             if (!std::exchange(swept, true)) continue;
         }
         bool again = core::is_transient(failure);
-        if (again) again = co_await more.wait(failure.retry_after);
+        if (again) again = co_await more.wait(failure);
         if (!again) fail(failure, what.doing);
     }
 }
@@ -157,7 +173,7 @@ asio::awaitable<void> sandbox_side::put_part(std::size_t number, int fd, std::ui
 
 asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::uint64_t size,
                                              std::uint64_t& come) {
-    patience more(executor_);
+    patience more(executor_, account_);
     for (;;) {
         const auto got = account_.observe(co_await account_.cloud().get_content(
             sandbox_id_, part_path(operation_, number), fd, 0, size, &come));
@@ -170,7 +186,7 @@ asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::ui
             fail({error_name::sync_failed, "the sandbox sent more than it said"});
         }
         bool again = core::is_transient(failure);
-        if (again) again = co_await more.wait(failure.retry_after);
+        if (again) again = co_await more.wait(failure);
         if (!again) fail(failure, "fetching files from the sandbox");
     }
 }
@@ -188,7 +204,7 @@ asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object 
         co_await insist(std::move(what));
         text = "@" + arguments_path(operation_);
     }
-    patience more(executor_);
+    patience more(executor_, account_);
     const std::vector<std::string> argv = helper_call(verb, std::move(text));
     for (;;) {
         outcome said = co_await call_once(argv);
@@ -198,7 +214,7 @@ asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object 
         }
         if (!said.failure) fail({error_name::sync_failed, said.broken});
         bool again = core::is_transient(*said.failure);
-        if (again) again = co_await more.wait(said.failure->retry_after);
+        if (again) again = co_await more.wait(*said.failure);
         if (!again) fail(*said.failure, "unpacking or packing files in the sandbox");
     }
 }

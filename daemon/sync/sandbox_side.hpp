@@ -2,7 +2,8 @@
 //
 // Owned by the operation; the sandbox is held by the operation's lease as long as this is used.
 // Each step may be repeated after a lost answer, so lost connections and the platform's moods are
-// waited out here, for a while. What is left comes out as rpc_error.
+// waited out here: lost connections for minutes, moods for half a one. What is left comes out as
+// rpc_error.
 #pragma once
 
 #include "base/error.hpp"

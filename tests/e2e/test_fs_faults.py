@@ -73,6 +73,13 @@ def test_fetching_goes_on_after_a_dropped_connection(peer: Peer, emulator: Emula
     assert (tmp_path / "f").read_bytes() == (workspace(emulator) / "f").read_bytes()
 
 
+def test_an_outage_longer_than_a_moment_is_waited_out(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("echo x > f")
+    fault(emulator, GET, {"drop_before": True}, times=9)  # about 20 s, as each try comes later than the one before
+    assert peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / "f")})["bytes"] == 2
+    assert emulator.faults()[0]["used"] == 9
+
+
 def test_a_sandbox_that_was_stopped_behind_our_back_is_started_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     source = noise(tmp_path / "f", 1000)
     sandbox = push(peer, source, "f")["sandbox_id"]

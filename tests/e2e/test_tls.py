@@ -119,7 +119,8 @@ def test_a_dropped_connection_costs_a_handshake_and_no_command(cloud: Emulator, 
     with start(cloud.url, certificates["ca"]).peer() as peer:
         assert peer.sh("echo x >>/workspace/n").returncode == 0
         for how in ("fin", "rst"):
-            assert cloud.drop_connections(how, idle_only=True) > 0
+            # The command's end is known before that of the answer that tells it.
+            wait_until(lambda how=how: cloud.drop_connections(how, idle_only=True) > 0, "its connection is idle")
             assert peer.sh("echo x >>/workspace/n").returncode == 0
         assert peer.sh("cat /workspace/n").stdout == b"x\n" * 3
 

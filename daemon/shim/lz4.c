@@ -66,8 +66,8 @@ size_t lz4_pack(const uint8_t* from, size_t n, uint8_t* to, size_t room) {
     static uint16_t seen[1u << HASH_BITS]; // where four bytes of this hash were last
     if (n <= NO_MATCH_IN || n > LONGEST) return 0;
     memset(seen, 0, sizeof seen);
-    const uint8_t *const last_start = from + n - NO_MATCH_IN,
-                         *const match_limit = from + n - LAST_LITERALS;
+    const uint8_t *const last_start = from + n - NO_MATCH_IN, *const match_limit =
+                                                                  from + n - LAST_LITERALS;
     const uint8_t *at = from + 1, *done = from;
     uint8_t* out = to;
     for (unsigned misses = 0; at <= last_start;) {

@@ -81,11 +81,14 @@ def header(name, kind, size, status, link=b"", more=()):
         extra += record(b"linkpath", link)
     if size >= 8 ** 11:
         extra += record(b"size", b"%d" % size)
+    mtime = status.st_mtime_ns // 10 ** 9
+    if not 0 <= mtime < 8 ** 11:
+        extra += record(b"mtime", b"%d" % mtime)
+        mtime = 0
     out = b""
     if extra:
         extra = record(b"hdrcharset", b"BINARY") + extra
         out = ustar(b"pax", b"x", len(extra), 0o644, 0, b"") + extra + b"\0" * padding(len(extra))
-    mtime = min(max(int(status.st_mtime), 0), 8 ** 11 - 1)
     return out + ustar(name, kind, size if size < 8 ** 11 else 0, stat.S_IMODE(status.st_mode) & 0o777, mtime, link)
 
 

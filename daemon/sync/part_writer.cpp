@@ -119,6 +119,8 @@ sys::unique_fd part_writer::spool() {
 
 bool part_writer::worth_compressing(std::string_view sample) {
     if (sample.size() < not_worth_a_thought) return false;
+    // Nor could it, were there nothing left of it: most of a quick line's parts are not even tried.
+    if (compressor_rate_ > 0 && !compression_pays(0, rate_, compressor_rate_)) return false;
     sample = sample.substr(0, sample_size);
     const sys::unique_fd scratch = open_spool(directory_);
     std::uint64_t size = 0;

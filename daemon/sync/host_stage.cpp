@@ -50,6 +50,9 @@ public:
             leave(from, shown, "there is a directory of that name");
         } else if (there && directory) {
             leave(from, shown, "there is something of that name that is no directory");
+        } else if (error == EXDEV) {
+            leave(from, shown,
+                  "another file system is mounted there: fetch it by itself into that");
         } else {
             leave(from, shown, std::generic_category().message(error));
         }

@@ -191,6 +191,24 @@ def test_a_directory_where_something_is_mounted(small_disk: Callable[..., Daemon
     nothing_left(emulator, daemon, seen)
 
 
+def test_what_another_file_system_is_mounted_over_is_named(small_disk: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = small_disk(tmp_path / "d" / "sub", "20m")
+    seen = pathlib.Path(f"/proc/{daemon.pid}/root{tmp_path}/d/sub")
+    (seen / "mine").write_text("mine")
+    with daemon.peer() as peer:
+        peer.sh("mkdir -p d/sub/deep; echo x > d/f; echo y > d/sub/g; echo z > d/sub/deep/h")
+        got = get(peer, "d", tmp_path / "d")
+        assert (got["files"], (tmp_path / "d" / "f").read_text(), os.listdir(seen)) == (1, "x\n", ["mine"])
+        assert {each["remote"]: each["reason"] for each in got["skipped"]} == {
+            "/workspace/d/sub/g": "in_the_way", "/workspace/d/sub/deep": "in_the_way"}
+        assert all("another file system" in each["text"] for each in got["skipped"])
+        # And what it says to do does it.
+        assert get(peer, "d/sub", tmp_path / "d" / "sub")["skipped"] == []
+        assert sorted(os.listdir(seen)) == ["deep", "g", "mine"]
+    nothing_left(emulator, daemon, seen)
+    nothing_left(emulator, daemon, tmp_path / "d")
+
+
 @pytest.mark.parametrize("method", ["get", "pull"])
 def test_holes_need_no_room_here(small_disk: Callable[..., Daemon], tmp_path: pathlib.Path, method: str) -> None:
     room = tmp_path / "room"

@@ -330,6 +330,7 @@ void session::finish() {
             stop->emit(asio::cancellation_type::terminal);
         }
     }
+    if (record_.attached && around_.marks != nullptr) around_.marks->on_unseen(sandbox_id());
     end_in_time_what_was_lost();
     pause_.cancel();
     deadline_.cancel();

@@ -130,6 +130,7 @@ std::shared_ptr<line> session::make_line() {
     }
     if (around_.shims.unusable(sandbox_id())) {
         feeds_.front()->queue_.retain();
+        if (around_.marks != nullptr) around_.marks->on_unseen(sandbox_id());
         return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
                                                with_input(core::build_attached(command_, id())),
                                                server_timeout());

@@ -181,8 +181,9 @@ void judge_sandboxes(items& found, const services& parts) {
                               "lasts longer than the platform's 30 minutes; one "
                               "client at a time gets its output; its stdin has to be there as a "
                               "whole, and not beyond 100 MiB, before it starts; bytes that are not "
-                              "UTF-8 are replaced; what works there in the background, and what is "
-                              "removed of files that were pushed, is not known.",
+                              "UTF-8 are replaced; what works there in the background is not "
+                              "known; and each command makes the next push look for what was "
+                              "pushed before, which costs a call.",
                           "");
         }
     }

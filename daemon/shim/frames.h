@@ -42,8 +42,8 @@
 //                          its `ack` before that; whoever only waits for the end says --unattended.
 //     --linger-s N         how long the output of an ended command waits for its `ack --done`;
 //                          the claim, with the outcome, stays after that; default 86400
-//     --mark PATH          the hello tells the content of this small file as it is before the
-//                          command starts (up to 4 times)
+//     --mark PATH          the hello tells whether this is there before the command starts, and
+//                          what a small file contains (up to 4 times)
 //     --ack ID             as `shim ack ID 0 --done` (up to 1024 times), each answered by `acked`
 //     and the options of follow.
 // shim follow ID FROM [options]
@@ -92,7 +92,7 @@
 // SHIM_FRAME_LINE_MAX bytes with its LF: a name, then fields "key=value", each after one blank.
 // Readers ignore names and fields they do not know. Numbers are decimal, without a sign, below
 // 2^63. "-" means none. Text is percent-encoded: bytes of [A-Za-z0-9._~:/,+-] stand for themselves,
-// except that the text "-" is "%2D".
+// except that the text "-" is "%2D". Only a mark may be empty.
 //
 // Positions: `pos` counts decoded bytes of both streams together in the order in which the shim
 // took them; it is the one number by which a stream is resumed (FROM) and acknowledged. `out` and
@@ -122,7 +122,8 @@
 //                          frame
 //         [spool=N] with new and attached: most bytes of output that are kept, see --spool-cap.
 //         pos: what the next data frame begins with (out and err are exact unless a gap follows).
-//         mark: one for each --mark, in order: at most 64 bytes of the file; - cannot be read.
+//         mark: one for each --mark, in order: at most 64 bytes of the file, none of what is there
+//         and cannot be read (a directory, a link that leads nowhere); - there is nothing.
 //     A misused command line gets no id and state.
 //
 // In the middle of run and follow:

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 extern char** environ;
@@ -116,8 +117,10 @@ static void read_mark(struct follow_options* how, const char* path) {
     put(&to, " mark=");
     char content[64];
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const ssize_t n = fd < 0 ? -1 : read(fd, content, sizeof content);
+    ssize_t n = fd < 0 ? -1 : read(fd, content, sizeof content);
     if (fd >= 0) close(fd);
+    struct stat status;
+    if (n < 0 && lstat(path, &status) == 0) n = 0;
     if (n < 0)
         put_char(&to, '-');
     else

@@ -60,8 +60,8 @@ public:
             auto lease = std::make_shared<sandbox::lease>(std::move(held));
             try {
                 co_return co_await fetch(std::move(lease), target);
-            } catch (const sandbox_lost&) {
-                if (last) throw;
+            } catch (const sandbox_lost& why) {
+                if (last) throw_lost_again(why);
             }
             shop_->manager.distrust(request_.key);
         }

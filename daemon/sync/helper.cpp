@@ -146,10 +146,13 @@ std::optional<std::string> from_characters(std::string_view text) {
 
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
                               const unpack_order& order) {
-    return {
-        {"op", operation},           {"live", names(live)},
-        {"parts", order.parts},      {"torn", json::array(order.torn.begin(), order.torn.end())},
-        {"ours", names(order.ours)}, {"claims", names(order.claims)}};
+    return {{"op", operation},
+            {"live", names(live)},
+            {"parts", order.parts},
+            {"torn", json::array(order.torn.begin(), order.torn.end())},
+            {"ours", names(order.ours)},
+            {"claims", names(order.claims)},
+            {"into", to_characters(order.into)}};
 }
 
 json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
@@ -196,6 +199,8 @@ std::optional<unpack_answer> parse_unpack(const json::object& answer, std::size_
     unpack_answer out;
     if (!take_indices(answer, "gone", claims, out.gone)) return std::nullopt;
     if (!take_failures(answer, members, out.failed)) return std::nullopt;
+    const json::value* into = answer.if_contains("into");
+    out.into = into != nullptr && into->is_bool() && into->get_bool();
     return out;
 }
 

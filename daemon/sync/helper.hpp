@@ -44,6 +44,7 @@ struct unpack_order {
     std::vector<std::size_t> torn;   // members that are not to be unpacked
     std::vector<std::string> ours;   // files and links of ours where there is to be a directory
     std::vector<std::string> claims; // what else should be there
+    std::string into; // the name a file gets in the directory that there is where it was to be
 };
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
                               const unpack_order& order);
@@ -64,6 +65,7 @@ struct helper_failure {
 struct unpack_answer {
     std::vector<std::size_t> gone; // claims that are not true
     std::vector<helper_failure> failed;
+    bool into = false; // there was such a directory
 };
 struct pack_answer {
     bool directory = false;

@@ -50,6 +50,11 @@ def why(problem):
     return os.strerror(problem.errno) if isinstance(problem, OSError) and problem.errno else str(problem) or type(problem).__name__
 
 
+def why_and_where(problem):
+    path = getattr(problem, "filename", None)
+    return why(problem) + (": " + plain(os.fsencode(path)) if isinstance(path, (bytes, str)) else "")
+
+
 def write_all(fd, data):
     while data:
         data = data[os.write(fd, data):]
@@ -192,7 +197,7 @@ def answer(verb, text):
     except Exception as problem:
         if isinstance(problem, OSError) and problem.errno in FULL:
             return Operation(asked).give_up("no_space: " + why(problem))
-        return error("failed: " + why(problem))
+        return error("failed: " + why_and_where(problem))
 
 
 def error(text):

@@ -268,6 +268,8 @@ def unpack(asked, operation):
         raise Refused("parts_missing")
     target = Target({raw(each) for each in asked["ours"]})
     torn = set(asked["torn"])
+    into = raw(asked["into"])
+    went_into = False
     aside = operation.directory + b"/new-%d" % os.getpid()
     gone = gone_before(operation, asked["claims"], aside)
     failed = []
@@ -275,6 +277,9 @@ def unpack(asked, operation):
         for i, member in enumerate(members(parts)):
             trouble = None
             try:
+                if into and os.path.isdir(member.path):
+                    member.path += b"/" + into
+                    went_into = True
                 if i not in torn:
                     trouble = place(member, target, aside)
             except Refused:
@@ -288,7 +293,7 @@ def unpack(asked, operation):
                 remove(aside)
     finally:
         target.settle()
-    return {"failed": failed, "gone": gone}
+    return {"failed": failed, "gone": gone, "into": went_into}
 
 
 def gone_before(operation, claims, aside):

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ constexpr std::uint64_t first_part = 8U << 20; // nothing is sent before it is m
 // else goes on.
 constexpr std::uint64_t least_batch = 32U << 20;
 constexpr std::uint64_t shares = 3;
+constexpr std::size_t most_in_batch = 20'000; // members, each of which the answer may have to name
 
 class pushing {
 public:
@@ -67,8 +69,8 @@ public:
                 if (has_to_look()) co_await look();
                 co_await send_all();
                 co_return co_await finish();
-            } catch (const sandbox_lost&) {
-                if (last) throw;
+            } catch (const sandbox_lost& why) {
+                if (last) throw_lost_again(why);
             }
             shop_->manager.distrust(request_.key);
             result_.sandbox_id.clear();
@@ -225,7 +227,7 @@ private:
         std::uint64_t begun = 0; // bytes of content
         for (std::size_t end = 0; !now.trouble;) {
             const std::uint64_t size = std::max(least_batch, (now.total - begun) / shares);
-            const push_plan::stretch which = plan_.stretch_from(end, size);
+            const push_plan::stretch which = plan_.stretch_from(end, size, most_in_batch);
             if (which.size == 0) break;
             begun += plan_.content_of(which);
             end = which.begin + which.size;
@@ -300,12 +302,17 @@ private:
         order.ours = plan_.ours();
         // With the first call, before anything of this push is in place.
         order.claims = std::exchange(now.claims, {});
+        order.into = name_in_a_directory();
         if (now.all_sent) tell("unpacking", now.total, now.total);
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         json::object asked = unpack_arguments(what.operation.text(), live, order);
         const json::object said = co_await what.there.call("unpack", std::move(asked));
         const auto answer = parse_unpack(said, members.size(), order.claims.size());
         if (!answer) throw rpc_error(error_name::sync_failed, senseless);
+        if (answer->into && !order.into.empty()) {
+            result_.into = plan_.all().entries.front().remote + "/" + order.into;
+            plan_.redirect(result_.into);
+        }
         const bool again = plan_.note(what.what, members, answer->failed);
         now.again = now.again || again;
         for (const std::size_t i : answer->gone) {
@@ -313,6 +320,15 @@ private:
             if (!plan_.placed().contains(order.claims[i])) plan_.forget(order.claims[i]);
         }
         co_await save();
+    }
+
+    // Of a file that may go into the directory that is where it is to be; once it has, it has a
+    // place of its own.
+    std::string name_in_a_directory() const {
+        const std::vector<local_entry>& all = plan_.all().entries;
+        const bool one_file = all.size() == 1 && all.front().kind == file_kind::file;
+        if (!request_.into_directory || !one_file || !result_.into.empty()) return {};
+        return std::filesystem::path(all.front().host).filename().string();
     }
 
     // Each is sent while the next one is made.

@@ -112,9 +112,11 @@ std::vector<std::string> push_plan::claims() const {
     return some;
 }
 
-push_plan::stretch push_plan::stretch_from(std::size_t end, std::uint64_t bytes) const {
+push_plan::stretch push_plan::stretch_from(std::size_t end, std::uint64_t bytes,
+                                           std::size_t most) const {
     stretch next{end, 0};
-    for (std::uint64_t content = 0; end + next.size < todo_.size() && content < bytes;)
+    most = std::min(most, todo_.size() - end);
+    for (std::uint64_t content = 0; next.size < most && content < bytes;)
         content += content_of({end + next.size++, 1});
     return next;
 }
@@ -138,6 +140,13 @@ void push_plan::give_up_what_is_not_in(stretch which, const archive_writer& arch
         if (!there[i]) given_up_.insert(todo_[which.begin + i].remote);
     }
     skipped_.insert(skipped_.end(), archive.skipped().begin(), archive.skipped().end());
+}
+
+void push_plan::redirect(const std::string& path) {
+    for (std::vector<local_entry>* entries : {&found_.entries, &todo_}) {
+        for (local_entry& each : *entries)
+            each.remote = path;
+    }
 }
 
 bool push_plan::note(stretch which, const std::vector<sent_member>& members,

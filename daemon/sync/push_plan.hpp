@@ -52,11 +52,14 @@ public:
         std::size_t size = 0; // entries
     };
     // The next one after `end`, of about `bytes` of content; of no entries when there is none left.
-    stretch stretch_from(std::size_t end, std::uint64_t bytes) const;
+    // `most`: entries.
+    stretch stretch_from(std::size_t end, std::uint64_t bytes, std::size_t most) const;
     std::span<const local_entry> entries(stretch which) const;
     std::uint64_t content_of(stretch which) const; // bytes of its files
     // The entries that its archive lacks cannot be read.
     void give_up_what_is_not_in(stretch which, const archive_writer& archive);
+    // Of a push of a single file, before its note(): that is where it is.
+    void redirect(const std::string& path);
     // What became of it; whether something of it has to go again.
     bool note(stretch which, const std::vector<sent_member>& members,
               const std::vector<helper_failure>& failed);

@@ -33,6 +33,9 @@ class sandbox_lost : public rpc_error {
 public:
     explicit sandbox_lost(const rpc_error& why) : rpc_error(why) {}
 };
+// It is said once more of a sandbox that was found running meanwhile. Of a file that cannot be made
+// the platform says the same as of a sandbox that is not there.
+[[noreturn]] void throw_lost_again(const sandbox_lost& why);
 
 class sandbox_side {
 public:

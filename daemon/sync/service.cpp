@@ -71,6 +71,16 @@ asio::awaitable<void> workshop::save(std::string sandbox_id, const manifest& wha
     });
 }
 
+witnesses& workshop::watch(const std::string& sandbox_id) {
+    auto found = watched.find(sandbox_id);
+    if (found == watched.end()) {
+        // Once a sandbox and daemon.
+        const manifest remembered = manifests.load(manifest_name(sandbox_id));
+        found = watched.emplace(sandbox_id, witnesses(remembered, chance)).first;
+    }
+    return found->second;
+}
+
 bool workshop::doubted(const std::string& sandbox_id) const {
     return manifests.doubted(manifest_name(sandbox_id));
 }
@@ -271,21 +281,19 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
             }
             if (known) co_await shop->save(id, remembered);
             co_return result;
-        } catch (const sandbox_lost&) {
-            if (last) throw;
+        } catch (const sandbox_lost& why) {
+            if (last) throw_lost_again(why);
         }
         shop->manager.distrust(key);
     }
 }
 
 std::vector<std::string> service::marks(const std::string& sandbox_id) {
-    auto found = shop_->watched.find(sandbox_id);
-    if (found == shop_->watched.end()) {
-        // Once a sandbox and daemon.
-        const manifest remembered = shop_->manifests.load(shop_->manifest_name(sandbox_id));
-        found = shop_->watched.emplace(sandbox_id, witnesses(remembered, shop_->chance)).first;
-    }
-    return found->second.next(core::most_marks);
+    return shop_->watch(sandbox_id).next(core::most_marks);
+}
+
+void service::on_unseen(const std::string& sandbox_id) {
+    if (!shop_->watch(sandbox_id).empty()) shop_->doubt(sandbox_id);
 }
 
 void service::on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,

@@ -46,6 +46,8 @@ struct push_request {
     std::vector<path_pair> files;
     bool force = false;   // send what is remembered as unchanged too
     bool remember = true; // keep a manifest; without, everything is sent and nothing remembered
+    // A single file goes into the directory that is where it is to be, under its name here.
+    bool into_directory = false;
     sandbox::wanted want; // if there is no sandbox yet
 };
 struct push_result {
@@ -55,6 +57,7 @@ struct push_result {
     std::uint64_t wire_bytes = 0; // that travelled for it
     std::vector<skipped_path> skipped;
     std::string sandbox_id; // empty: nothing had to be sent, and there is no sandbox
+    std::string into;       // where that file is, if there was such a directory
 };
 
 struct fetch_request {
@@ -102,10 +105,12 @@ public:
     boost::asio::awaitable<delete_result> remove(core::sandbox_key key,
                                                  std::vector<std::string> paths);
 
-    // Files that were pushed: one that is not there any more makes the next push look at all.
+    // What was pushed: where something is not there any more, or nobody can tell, the next push
+    // looks at all.
     std::vector<std::string> marks(const std::string& sandbox_id) override;
     void on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,
                   const std::vector<std::optional<std::string>>& contents) override;
+    void on_unseen(const std::string& sandbox_id) override;
 
 private:
     std::shared_ptr<workshop> shop_;

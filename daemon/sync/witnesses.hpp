@@ -1,8 +1,8 @@
-// Which of the files that were pushed into a sandbox its commands are asked about: a command tells
-// whether a few files are there at no cost, so that what was removed is noticed.
+// What of all that was pushed into a sandbox its commands are asked about: a command tells whether
+// a few paths are there at no cost, so that what was removed is noticed.
 //
 // Pure. Trees (a pushed directory; of single files, the one they are in) take turns, and so do the
-// files of each, as there may be many of both. Which come first is left to chance: after a push
+// paths of each, as there may be many of both. Which come first is left to chance: after a push
 // the turns begin anew, and every tree is to have one in the end.
 #pragma once
 
@@ -20,6 +20,8 @@ public:
     witnesses() = default;
     witnesses(const manifest& of, std::mt19937& chance);
 
+    // Nothing is left to ask about.
+    bool empty() const { return trees_.empty(); }
     // At most `most` different paths, other ones each time.
     std::vector<std::string> next(std::size_t most);
     // It has told, and is asked no more.
@@ -27,10 +29,10 @@ public:
 
 private:
     struct tree {
-        std::vector<std::string> files;
+        std::vector<std::string> paths;
         std::size_t turn = 0;
     };
-    std::vector<tree> trees_; // none without files
+    std::vector<tree> trees_; // none without paths
     std::size_t turn_ = 0;
 };
 

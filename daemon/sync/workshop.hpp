@@ -104,7 +104,9 @@ struct workshop {
     std::string manifest_name(const std::string& sandbox_id) const;
     boost::asio::awaitable<manifest> load(std::string sandbox_id);
     boost::asio::awaitable<void> save(std::string sandbox_id, const manifest& what);
-    // Whether something of what the manifest says is known to be gone.
+    // What commands in that sandbox are asked about.
+    witnesses& watch(const std::string& sandbox_id);
+    // Whether something of what the manifest says is known, or has to be expected, to be gone.
     bool doubted(const std::string& sandbox_id) const;
     void doubt(const std::string& sandbox_id);
     void settle(const std::string& sandbox_id);

@@ -47,6 +47,30 @@ def test_trees_come_back_as_they_went(peer: Peer, daemon: Daemon, emulator: Emul
     nothing_left(emulator, daemon, tmp_path)
 
 
+def test_times_before_1970_and_after_2242(peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir s; cd s; touch -d '1960-01-01 UTC' a; touch -d '2300-01-01 UTC' b; touch -d '1969-12-31 23:59:58.5 UTC' c; touch -d @5 d")
+    times = {"a": -315619200, "b": 10413792000, "c": -2, "d": 5}  # to the second, rounded down
+    get(peer, "s", tmp_path / "s")
+    assert {name: (tmp_path / "s" / name).stat().st_mtime for name in times} == times
+    put(peer, tmp_path / "s", "back")
+    assert peer.sh("stat -c %Y back/*").stdout.split() == [b"%d" % time for time in times.values()]
+
+
+@pytest.mark.parametrize("where", [".deepinfra-sandboxd", ".deepinfra-sandboxd/sync"])
+def test_a_file_where_transfers_have_their_directory(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, where: str) -> None:
+    (tmp_path / "f").write_text("f")
+    peer.sh(f"mkdir -p .deepinfra-sandboxd; rm -r {where}; echo precious >{where}; echo g >g")
+    for transfer in (lambda: put(peer, tmp_path / "f", "f"), lambda: get(peer, "g", tmp_path / "g")):
+        with pytest.raises(RpcFailure) as refused:
+            transfer()
+        assert refused.value.name == "sync_failed" and "/workspace/.deepinfra-sandboxd" in f"{refused.value.message} {refused.value.hint}"
+    assert (workspace(emulator) / where).read_text() == "precious\n"
+    os.unlink(workspace(emulator) / where)
+    put(peer, tmp_path / "f", "f")
+    get(peer, "g", tmp_path / "g")
+    assert (workspace(emulator) / "f").read_text() == "f" and (tmp_path / "g").read_text() == "g\n"
+
+
 def test_a_file_is_replaced_and_a_directory_merged(peer: Peer, tmp_path: pathlib.Path) -> None:
     peer.sh("mkdir -p /workspace/d/sub; echo new > /workspace/d/f; echo in > /workspace/d/sub/g; chmod 700 /workspace/d/sub")
     target = tmp_path / "d"

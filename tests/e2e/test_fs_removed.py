@@ -15,7 +15,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer
-from support.scenes import EXEC, workspace
+from support.scenes import EXEC, without_shim, workspace
 from support.trees import describe
 
 PUT = {"method": "PUT", "route": "/v1/sandboxes/{id}/fs/content"}
@@ -121,6 +121,49 @@ def test_a_directory_that_a_push_made_on_its_way_is_not_taken_for_the_one_that_w
     (workspace(emulator) / "t" / "b" / "new").unlink()
     assert describe(workspace(emulator) / "t") == describe(tree)
     assert (workspace(emulator) / "t").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["links", "directories", "files that cannot be read"])
+def test_a_tree_without_a_file_that_can_be_read(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, kind: str) -> None:
+    tree = tmp_path / "t"
+    (tree / "sub").mkdir(parents=True)
+    if kind == "links":
+        (tree / "l").symlink_to("nowhere")
+    elif kind == "files that cannot be read":
+        (tree / "f").touch(mode=0o200)
+    push(peer, (tree, "t"))
+    remove(peer, "/workspace/t")
+    push(peer, (tree, "t"))
+    assert describe(workspace(emulator) / "t") == describe(tree)
+    peer.sh("true")
+    emulator.reset_stats()
+    push(peer, (tree, "t"))
+    assert emulator.count() == 0
+
+
+def test_commands_without_the_shim_make_the_next_push_look(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tree_of(tmp_path / "t", "a", "b/c")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        push(peer, (tree, "t"))
+        without_shim(emulator, body="mv -f")
+        assert peer.sh("true").returncode == 0
+        assert counts(push(peer, (tree, "t"))) == (0, 2)
+        peer.sh("rm -r /workspace/t/b; echo edited >/workspace/t/a")
+        emulator.reset_stats()
+        assert counts(push(peer, (tree, "t"))) == (1, 1)
+        assert emulator.count() <= 3  # a look, an archive, a call
+        assert ((workspace(emulator) / "t" / "a").read_text(), (workspace(emulator) / "t" / "b" / "c").read_text()) == ("edited\n", "b/c")
+        emulator.reset_stats()
+        assert counts(push(peer, (tree, "t"))) == (0, 2)
+        assert emulator.count() == 0
+        # One that is under way may do it at any time, so its end counts too.
+        slow = peer.start("sh", "-c", "touch /workspace/on; until [ -e /workspace/go ]; do sleep 0.01; done; rm /workspace/t/b/c")
+        wait_until(lambda: (workspace(emulator) / "on").exists(), "it runs")
+        assert counts(push(peer, (tree, "t"))) == (0, 2)
+        (workspace(emulator) / "go").touch()
+        assert peer.finish(slow).returncode == 0
+        assert counts(push(peer, (tree, "t"))) == (1, 1)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

@@ -75,7 +75,8 @@ def _line(line: bytes) -> Frame:
     fields: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not VALUE.fullmatch(value) or not re.fullmatch("[a-z_]+", key):
+        known = VALUE.fullmatch(value) or (key == "mark" and not value)
+        if not equals or not known or not re.fullmatch("[a-z_]+", key):
             raise FormatError(f"field {word!r} in {text!r}")
         fields[key] = value if key != "mark" or key not in fields else fields[key] + " " + value
     return Frame(name, fields)

@@ -184,6 +184,12 @@ def test_marks_are_told_as_they_were_before(box: Box) -> None:
     assert made.hello["mark"] == "one%201 -"
 
 
+def test_a_mark_need_not_be_a_file_that_can_be_read(box: Box) -> None:
+    box.plain("mkdir /workspace/d; ln -s nowhere /workspace/l; mkfifo /workspace/p")
+    made = box.sh("true", options=("--mark", "/workspace/d", "--mark", "/workspace/l", "--mark", "/workspace/d/none", "--mark", "/workspace/p"))
+    assert made.hello["mark"] == "  - "
+
+
 def test_files_for_cleanup_go_at_the_end(box: Box) -> None:
     box.plain("touch /workspace/script")
     assert box.sh("ls /workspace", options=("--cleanup", "/workspace/script")).out == b"script\n"

@@ -44,13 +44,10 @@ TEST_CASE("sync witnesses: every tree has its turn, however large the others are
     CHECK(told(some, 7 * 40).size() > 120);
 }
 
-TEST_CASE("sync witnesses: of few files each is asked about once a command, and one that has told "
+TEST_CASE("sync witnesses: of few paths each is asked about once a command, and one that has told "
           "is not asked again") {
     manifest all;
     add(all, "/workspace/f", file_kind::file);
-    add(all, "/workspace/secret", file_kind::file, 0);
-    add(all, "/workspace/l", file_kind::link);
-    add(all, "/workspace/d", file_kind::directory);
     add(all, "/workspace/" + std::string(2000, 'x'), file_kind::file);
     std::mt19937 chance(1);
     witnesses some(all, chance);
@@ -58,5 +55,19 @@ TEST_CASE("sync witnesses: of few files each is asked about once a command, and 
     CHECK(some.next(4) == std::vector<std::string>{"/workspace/f"});
     some.dismiss("/workspace/f");
     CHECK(some.next(4).empty());
+    CHECK(some.empty());
     CHECK(witnesses().next(4).empty());
+}
+
+TEST_CASE("sync witnesses: a tree without a file that can be read has its turn too") {
+    manifest all;
+    add(all, "/workspace/links", file_kind::directory);
+    add(all, "/workspace/links/l", file_kind::link);
+    add(all, "/workspace/empty", file_kind::directory);
+    add(all, "/workspace/secrets/s", file_kind::file, 0);
+    std::mt19937 chance(1);
+    witnesses some(all, chance);
+    CHECK(told(some, 4) == std::set<std::string>{"/workspace/links", "/workspace/links/l",
+                                                 "/workspace/empty", "/workspace/secrets/s"});
+    CHECK_FALSE(some.empty());
 }

@@ -58,9 +58,10 @@ def processes(emulator: Emulator) -> list[str]:
     return [line for line in every if line and not line.startswith(RUNNER) and not any(each in line for each in ours)]
 
 
-def without_shim(emulator: Emulator) -> None:
-    """The next sandbox cannot run the shim, as where /workspace is mounted noexec: its commands are of the attached form."""
-    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stderr": "sh: Permission denied\\n"}\n{"returncode": 126}\n'}})
+def without_shim(emulator: Emulator, **match: str) -> None:
+    """The next sandbox cannot run the shim, as where /workspace is mounted noexec: its commands are of the attached form.
+    Its first call that is of this kind must be the one that looks whether it can."""
+    emulator.fault_exec({"act_then_status": {"status": 200, "body": '{"stderr": "sh: Permission denied\\n"}\n{"returncode": 126}\n'}}, **match)
 
 
 def piece(exec_id: str, offset: int, data: bytes, *, eof: bool = False, stream: str = "stdin") -> dict[str, Any]:

@@ -123,8 +123,10 @@ json::object transfer(const context& here, std::string_view method, const json::
 std::string summary(const json::object& result, const copy& what) {
     const double bytes = number_of(result, "bytes").value_or(0);
     const auto files = static_cast<std::size_t>(integer_of(result, "files").value_or(0));
+    std::string where = what.upload ? "sandbox:" + what.remote : what.host;
+    if (flag_of(result, "into_directory")) where += "/" + fs::path(what.host).filename().string();
     return "copied " + counted(files, "file", "files") + ", " + human_size(bytes) + ", to " +
-           printable(what.upload ? "sandbox:" + what.remote : what.host) + "\n";
+           printable(where) + "\n";
 }
 
 void report_skipped(const json::object& result, const context& here) {
@@ -154,6 +156,7 @@ int run(const context& here, const arguments& given) {
                         {"host", bytes_value(what.host)},
                         {"remote", bytes_value(what.remote)},
                         {"transfer", "cp-" + random_hex(8)}};
+    if (what.upload) params["into_directory"] = true;
     const json::object result = transfer(here, what.upload ? "fs.put" : "fs.get",
                                          with_real_profile(here, std::move(params), "cp"));
     if (given.has("json")) {
@@ -175,7 +178,8 @@ const verb cp_verb{
     .details =
         R"(Copies a file, or a directory with all that is in it. One of SRC and DST is in the sandbox and
 is written sandbox:PATH, below /workspace or relative to it. A DST that ends in a slash, or is a
-directory here, means "into it"; else it is the copy's own name, and a directory there is merged.
+directory here, means "into it", and so does, for a file, one that is a directory in the sandbox;
+else it is the copy's own name, and a directory there is merged.
 Modes and links within a directory are kept. Each file appears whole or not at all. What cannot be
 copied is named, and the exit code is 1 then.
 

@@ -41,7 +41,9 @@ copy plan_copy(const std::string& source, const std::string& destination, const 
     if (to) {
         copy upload{true, full(source, here).string(), *to};
         const std::string name = last_name(upload.host);
-        const bool into = to->empty() || to->ends_with('/') || *to == "/workspace" || *to == ".";
+        const std::string last = last_name(*to);
+        const bool into = last.empty() || to->ends_with('/') || last == "." || last == ".." ||
+                          *to == "/workspace";
         if (into && !name.empty()) {
             if (!to->empty() && !to->ends_with('/')) upload.remote += '/';
             upload.remote += name;

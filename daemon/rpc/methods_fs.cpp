@@ -124,11 +124,12 @@ asio::awaitable<json::value> fs_put(call from, fs_put_params params) {
     sync::path_pair& pair = params.request.files.front();
     pair.remote = remote_path(pair.remote, "remote", true);
     const std::string host = pair.host;
-    const std::string remote = pair.remote;
+    std::string remote = pair.remote;
     from.parts.manager.hold(params.request.key, from.from->peer());
     sync::listeners who = listeners_for(from, params.request.key, params.transfer);
     const sync::push_result put =
         co_await from.parts.files.push(std::move(params.request), std::move(who));
+    if (!put.into.empty()) remote = put.into;
     // What was named itself: if that was left out, so was all of it.
     const auto all = std::find_if(put.skipped.begin(), put.skipped.end(),
                                   [&](const auto& each) { return each.remote == remote; });
@@ -141,6 +142,7 @@ asio::awaitable<json::value> fs_put(call from, fs_put_params params) {
         }
     }
     co_return json::object{{"files", put.sent},
+                           {"into_directory", !put.into.empty()},
                            {"skipped", named(put.skipped)},
                            {"skipped_more", unnamed(put.skipped)},
                            {"bytes", put.bytes},

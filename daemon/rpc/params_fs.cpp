@@ -68,6 +68,7 @@ fs_put_params fs_put_params::from(const json::object& object) {
     std::string remote = bytes(in, "remote");
     params.request.files.push_back({std::move(host), std::move(remote)});
     params.request.remember = false;
+    params.request.into_directory = in.flag("into_directory", false);
     params.request.want = wanted_from(in);
     params.transfer = transfer_name(in);
     in.finish();

@@ -9,6 +9,8 @@ import pty
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import Peer
@@ -33,6 +35,29 @@ def test_there_and_back(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Pa
     assert describe(tmp_path / "back" / "src") == describe(tmp_path / "tree")
     told = cp(daemon, tmp_path, "--json", "sandbox:/workspace/data.csv", "copy.csv")
     assert json.loads(told.stdout)["kind"] == "file" and (tmp_path / "copy.csv").read_text() == "1,2\n"
+
+
+@pytest.mark.parametrize("there", ["empty", "full"])
+@pytest.mark.parametrize("target", ["out", "out/.", "./out/", "link"])
+def test_a_file_goes_into_a_directory_that_is_there(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, there: str,
+                                                    target: str) -> None:
+    peer.sh("mkdir /workspace/out; ln -s out /workspace/link" + ("; touch /workspace/out/mine" if there == "full" else ""))
+    (tmp_path / "f").write_text("f")
+    for _ in range(2):
+        done = cp(daemon, tmp_path, "f", "sandbox:" + target)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout == b"copied 1 file, 1 B, to sandbox:" + target.rstrip("/").encode() + b"/f\n"
+        assert (workspace(emulator) / "out" / "f").read_text() == "f"
+    assert (workspace(emulator) / "out" / "mine").exists() == (there == "full")
+
+
+def test_a_directory_of_that_name_in_that_directory_is_in_the_way(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir -p /workspace/out/f/g; touch /workspace/plain")
+    (tmp_path / "f").write_text("f")
+    for target, told in (("out", b"/workspace/out/f: there is a directory of that name"), ("plain/f", b"/workspace/plain/f: there is a file")):
+        done = cp(daemon, tmp_path, "f", "sandbox:" + target)
+        assert done.returncode == 1 and told in done.stderr, done.stderr
+    assert (workspace(emulator) / "out" / "f" / "g").is_dir()
 
 
 def test_what_is_left_out_is_named_and_changes_the_exit_code(daemon: Daemon, tmp_path: pathlib.Path) -> None:

@@ -5,6 +5,9 @@
 #include "shim_bench.hpp"
 #include "temp_dir.hpp"
 
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+
 using namespace sandboxd;
 using namespace sandboxd::cloud::test;
 using sandboxd::test::temp_dir;
@@ -158,7 +161,10 @@ TEST_CASE("shim line: a full spool is told at once what is safe, and else nothin
                 std::chrono::seconds(60));
         b.open();
         CHECK(b.next() == "hi");
-        asio::co_spawn(b.io, b.line->next(), asio::detached);
+        asio::cancellation_signal stop;
+        bool ended = false;
+        asio::co_spawn(b.io, b.line->next(),
+                       asio::bind_cancellation_slot(stop.slot(), [&](auto&&...) { ended = true; }));
         b.io.restart();
         b.io.run_for(std::chrono::milliseconds(20));
         CHECK(b.verbs.size() == 1);
@@ -166,5 +172,10 @@ TEST_CASE("shim line: a full spool is told at once what is safe, and else nothin
         b.io.restart();
         b.io.run_for(std::chrono::milliseconds(50));
         CHECK(b.verbs.size() == (full ? 2U : 1U));
+        stop.emit(asio::cancellation_type::terminal); // it uses the line
+        while (!ended) {
+            b.io.restart();
+            b.io.run_one();
+        }
     }
 }

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,30 +11,9 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer
-from support.scenes import living, only_id
+from support.scenes import holder, living, only_id
 
 Make = Callable[..., Daemon]
-
-HOLDER = """
-import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")
-calls = [("hello", {"client": "holder/1", "protocol": 1}), ("sandbox.ensure", {"key": json.loads(sys.argv[2]), "persistent": sys.argv[3] == "1"})]
-for n, (method, params) in enumerate(calls):
-    f.write(json.dumps({"jsonrpc": "2.0", "id": n, "method": method, "params": params}) + "\\n"); f.flush()
-    while json.loads(f.readline()).get("id") != n: pass
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def holder(daemon: Daemon, *, persistent: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has ensured the sandbox and stays; killed at the end."""
-    arguments = [sys.executable, "-c", HOLDER, str(daemon.socket), json.dumps(DEFAULT_KEY), str(int(persistent))]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
 
 
 def kept_holders(daemon: Daemon) -> list[dict[str, Any]]:

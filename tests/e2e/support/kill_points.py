@@ -9,10 +9,10 @@ from support.emulator import Emulator, wait_until
 from support.rpc import Peer
 
 
-def build_preload(directory: pathlib.Path) -> pathlib.Path:
-    """A library that ends its process at a write that the environment names (kill_at_write.c)."""
-    source = pathlib.Path(__file__).resolve().parent / "kill_at_write.c"
-    made = directory / "kill_at_write.so"
+def build_preload(directory: pathlib.Path, name: str = "kill_at_write") -> pathlib.Path:
+    """A library that ends its process at a write that the environment names (kill_at_write.c), or a step (kill_at_step.c)."""
+    source = pathlib.Path(__file__).resolve().parent / f"{name}.c"
+    made = directory / f"{name}.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"], check=True)
     return made
 

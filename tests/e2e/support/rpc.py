@@ -21,7 +21,7 @@ READ_LIMIT_S = 30.0
 DEFAULT_KEY = {"profile": "default", "task": "default"}
 
 _names = itertools.count(1)
-_validator = functools.cache(Validator)  # compiling the schemas takes longer than most tests
+shared_validator = functools.cache(Validator)  # compiling the schemas takes longer than most tests
 
 
 class RpcFailure(Exception):
@@ -60,7 +60,7 @@ class Peer:
         self._limit_s = limit_s
         self._buffer = b""
         self._ids = itertools.count(1)
-        self._conversation = Conversation(_validator()) if validate else None
+        self._conversation = Conversation(shared_validator()) if validate else None
         self._unclaimed: list[dict[str, Any]] = []  # received while something else was awaited
 
     def close(self) -> None:

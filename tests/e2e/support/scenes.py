@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
-from support.rpc import Peer, b64
+from support.rpc import DEFAULT_KEY, Peer, b64
 
 EXEC = "POST /v1/sandboxes/{id}/exec"
+LIST = "GET /v1/sandboxes"
+CATALOG = "GET /v1/sandboxes/catalog"
 CREATE = "POST /v1/sandboxes"
+GET = "GET /v1/sandboxes/{id}"
 START = "POST /v1/sandboxes/{id}/start"
 STOP = "POST /v1/sandboxes/{id}/stop"
 RUNNER = "deepinfrad"  # what is left of its command line
@@ -79,3 +88,25 @@ def pour(peer: Peer, exec_id: str, data: bytes, *, stream: str = "stdin") -> Non
     for request in under_way:
         last = peer.result(request)
     assert last == {"accepted": len(data), "state": "eof"}
+
+
+HOLDER = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")
+calls = [("hello", {"client": "holder/1", "protocol": 1}), ("sandbox.ensure", {"key": json.loads(sys.argv[2]), "persistent": sys.argv[3] == "1"})]
+for n, (method, params) in enumerate(calls):
+    f.write(json.dumps({"jsonrpc": "2.0", "id": n, "method": method, "params": params}) + "\\n"); f.flush()
+    while json.loads(f.readline()).get("id") != n: pass
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(daemon: Daemon, *, persistent: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has ensured the sandbox and stays; killed at the end."""
+    arguments = [sys.executable, "-c", HOLDER, str(daemon.socket), json.dumps(DEFAULT_KEY), str(int(persistent))]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()

@@ -10,7 +10,8 @@ from support.rpc import Peer
 
 
 def build_preload(directory: pathlib.Path, name: str = "kill_at_write") -> pathlib.Path:
-    """A library that ends its process at a write that the environment names (kill_at_write.c), or a step (kill_at_step.c)."""
+    """The library of that name in this directory, to be preloaded into the daemon. By default one that ends its process at a write
+    that the environment names."""
     source = pathlib.Path(__file__).resolve().parent / f"{name}.c"
     made = directory / f"{name}.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"], check=True)

@@ -214,7 +214,9 @@ json::array health_items(const services& parts) {
                       "it is missed.");
     }
     for (const std::string& text : parts.manager.complaints()) {
-        found.warning("degraded", text, "");
+        found.warning("degraded", text,
+                      "It is tried again by itself; deepinfra-sandboxd doctor tries the key and "
+                      "the network.");
     }
     return std::move(found).all();
 }

@@ -130,8 +130,8 @@ bool manager::is_of_other_account(const core::sandbox_key& key) const {
 std::vector<std::string> manager::complaints() const {
     std::vector<std::string> texts;
     if (!reconcile_trouble_.empty()) {
-        texts.push_back("the sandboxes could not be compared with what the platform says: " +
-                        reconcile_trouble_);
+        texts.push_back("The sandboxes could not be compared with what the platform says: " +
+                        reconcile_trouble_ + ".");
     }
     return texts;
 }

@@ -90,6 +90,22 @@ def test_nothing_is_reaped_before_it_has_compared(make_daemon: Make, emulator: E
         wait_until(lambda: emulator.count(STOP) == 1, "it has compared, and reaps", 40)
 
 
+def test_that_it_cannot_compare_is_said_until_it_can(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    daemon.kill()
+    emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes", times=0)
+
+    def said(peer: Peer) -> list[dict[str, Any]]:
+        return [item for item in peer.call("daemon.health")["health"] if item["code"] == "degraded"]
+
+    with daemon.start().peer() as peer:
+        (item,) = wait_until(lambda: said(peer), "it is said")
+        assert item["severity"] == "warning" and "compared" in item["text"] and "500" in item["text"] and "doctor" in item["hint"]
+        emulator.clear_faults()
+        wait_until(lambda: not said(peer), "it has compared", 40)
+
+
 def test_who_waits_for_a_place_that_only_our_records_hold(make_daemon: Make, emulator: Emulator) -> None:
     """It was stopped elsewhere, which nobody notices by itself."""
     daemon = make_daemon(max_active=1, evict_min_idle=600, queue_timeout=60).start()

@@ -125,7 +125,7 @@ class Operation:
     own: dict[str, Any] = field(default_factory=dict)  # of those that do it, and come after
     between: Callable[[Stage], None] = lambda stage: None  # just before; the daemon is dead then if `restarted`
     restarted: bool = False  # it is the work of a daemon that starts
-    heal: Callable[[Stage], None] = lambda stage: None  # before the next daemon starts
+    meanwhile: Callable[[Stage], None] = lambda stage: None  # before the next daemon starts
     after: Callable[[Stage, Peer], None] = lambda stage, peer: None  # what else the next daemon must have come to
     may_leave_orphans: bool = False  # they are listed then
     may_complain: bool = False
@@ -187,7 +187,7 @@ class Table:
 
     def __init__(self, name: str, operation: Operation, way: AtRequest | AtStep) -> None:
         self.name, self.operation, self.way = name, operation, way
-        self.width = 10 if operation.slow else 3  # points at once
+        self.width = 12 if operation.slow else 3  # points at once
         self.next = 0
         self.under_way = 0
         self.through: int | None = None
@@ -260,7 +260,7 @@ class Table:
             daemon.environment.pop(name, None)
         kept = {task: path.exists() for task, path in stage.files.items()}
         assert all(kept[task] for task in operation.keeps), kept
-        operation.heal(stage)
+        operation.meanwhile(stage)
         with daemon.start().peer() as peer:
             if not peer.status()["account"]["configured"]:
                 peer.call("account.set", {"api_key": KEYS["api_key"]})
@@ -325,7 +325,7 @@ def run(tables: list[Table], directory: pathlib.Path) -> None:
 
     slow = [table for table in tables if table.operation.slow]
     quick = [table for table in tables if not table.operation.slow]
-    crews = [mine for mine, workers in ((slow, 20), (quick, 3 * (os.cpu_count() or 1))) if mine for _ in range(workers)]
+    crews = [mine for mine, workers in ((slow, 28), (quick, 3 * (os.cpu_count() or 1))) if mine for _ in range(workers)]
     with ThreadPoolExecutor(len(crews)) as pool:
         for done in [pool.submit(work, number, mine) for number, mine in enumerate(crews)]:
             done.result()

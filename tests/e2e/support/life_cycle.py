@@ -246,11 +246,19 @@ def is_old(stage: Stage) -> None:
     stage.rewrite(change)
 
 
-def one_turns_up_late(stage: Stage) -> None:
+def one_turns_up_late(stage: Stage, attempt: int = 7) -> None:
     """Another attempt of the creation that made the one in use."""
     tags: dict[str, str] = dict(stage.emulator.sandbox(stage.our_one())["tags"])
-    tags["sandboxd_creation"] = tags["sandboxd_creation"].rpartition(".")[0] + ".7"
+    creation, _, made_by = tags["sandboxd_creation"].rpartition(".")
+    assert made_by != str(attempt)
+    tags["sandboxd_creation"] = f"{creation}.{attempt}"
     stage.emulator.create_running(tags=tags)
+
+
+def first_attempt_turns_up(stage: Stage) -> None:
+    """Once there is a second one: one of the two must go."""
+    if stage.ours():
+        one_turns_up_late(stage, 1)
 
 
 def state_is_lost(stage: Stage) -> None:
@@ -380,7 +388,8 @@ OPERATIONS = {
     "starts that fail, twice": Operation(
         stopped, call("sandbox.ensure", KEY, fails="boot_failed"), (GET, START, GET, START, GET), between=starts_fail, keeps=("default",)),
     "second attempt": Operation(
-        nothing, call("sandbox.ensure", KEY), (LIST, LIST, CREATE, GET), STATE_AND_KEYS, between=create_gets_lost, slow=True),
+        nothing, call("sandbox.ensure", KEY), (LIST, LIST, CREATE, GET), STATE_AND_KEYS, between=create_gets_lost,
+        meanwhile=first_attempt_turns_up, slow=True),
     "make room": Operation(
         running, call("sandbox.ensure", {"key": OTHER}), (EXEC, STOP, GET, CREATE, GET), keeps=("default",),
         options={"max_active": 1, "evict_min_idle": 0.01}),
@@ -393,7 +402,7 @@ OPERATIONS = {
         may_leave_orphans=True),
     "forget": Operation(
         running, in_turn(by_itself(is_ready), call("sandbox.forget", KEY)), (LIST,), keeps=("default",), between=key_of_another_account,
-        restarted=True, heal=first_key_again, may_leave_orphans=True),
+        restarted=True, meanwhile=first_key_again, may_leave_orphans=True),
     "take a key": Operation(
         running, in_turn(call("account.set", {"api_key": KEYS["api_key"]}), by_itself(is_ready)), (LIST, LIST), frozenset({"api-key"}),
         keeps=("default",), between=key_comes_later, restarted=True),

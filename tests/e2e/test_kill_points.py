@@ -50,7 +50,7 @@ def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made: dict[tuple[str, str], Table] = {}
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.function is test_killed:
-            way, operation = item.callspec.params["way"], item.callspec.params["operation"]
+            way, operation = str(item.callspec.params["way"]), str(item.callspec.params["operation"])
             how = WAYS[way] or AtStep(build_preload(directory, "kill_at_step"))
             made[way, operation] = Table(f"{operation}, at a {way}", OPERATIONS[operation], how)
     run(list(made.values()), directory)

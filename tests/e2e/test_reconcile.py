@@ -11,10 +11,9 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer
-from support.scenes import CREATE, DELETE, STOP, living, only_id, without_shim
+from support.scenes import CATALOG, CREATE, DELETE, LIST, STOP, living, only_id, without_shim
 
 Make = Callable[..., Daemon]
-LIST = "GET /v1/sandboxes"
 OTHER = {"profile": "p", "task": "other"}
 
 
@@ -42,6 +41,21 @@ def test_a_short_one_costs_one_request(daemon: Daemon, emulator: Emulator) -> No
     with daemon.start().peer() as peer:
         ready(peer)
         assert emulator.count(LIST) == 1
+
+
+def test_one_serves_all_records(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        for task in ("running", "stopped", "deleted"):
+            peer.call("sandbox.ensure", {"key": {"profile": "p", "task": task}})
+        peer.call("sandbox.stop", {"key": {"profile": "p", "task": "stopped"}})
+        peer.call("sandbox.terminate", {"key": {"profile": "p", "task": "deleted"}})
+    daemon.kill()
+    emulator.reset_stats()
+    with daemon.start().peer() as peer:
+        ready(peer)
+        assert sorted(one["state"] for one in peer.status()["sandboxes"]) == ["running", "stopped"]
+        assert {route: count for route, count in emulator.stats()["requests"].items() if route != CATALOG} == {LIST: 1}
 
 
 def test_one_whose_look_up_hangs_holds_up_nothing_else(make_daemon: Make, emulator: Emulator) -> None:

@@ -51,8 +51,7 @@ class Stage:
         self.emulator = Emulator(directory, boot_ms=5, start_ms=5, stop_ms=5, other_accounts=KEYS["other_accounts"]).start()
         self._settings = self.emulator.config(max_active=20)
         self.strangers = {self.emulator.create_running(tags=tags) for tags in STRANGERS}
-        self.daemon: Daemon
-        self.cleanup: ExitStack  # processes of this point
+        self._next({})
 
     def begin(self, options: dict[str, Any]) -> None:
         """Another point, whatever the one before has left."""
@@ -61,8 +60,11 @@ class Stage:
         for one in living(self.emulator):
             if one["sandbox_id"] not in self.strangers:
                 self.emulator.delete_sandbox(one["sandbox_id"])
+        self._next(options)
+
+    def _next(self, options: dict[str, Any]) -> None:
         self.daemon = Daemon(self._directory / str(next(self._number)), self.emulator.url, KEYS["api_key"], **options)
-        self.cleanup = ExitStack()
+        self.cleanup = ExitStack()  # processes of this point
         self.files: dict[str, pathlib.Path] = {}  # by task; made there
         self.theirs = set(self.strangers)  # sandboxes that nobody here may touch
         self.other: subprocess.Popen[bytes] | None = None  # another client's process
@@ -217,8 +219,7 @@ class Table:
             if through:
                 self.through = point if self.through is None else min(point, self.through)
         except BaseException:  # noqa: BLE001 - whatever it is, it is this table's
-            log = stage.daemon.log() if hasattr(stage, "daemon") else ""
-            self.failure = f"{where}: {traceback.format_exc()}\n--- log of the daemons\n{log}"
+            self.failure = f"{where}: {traceback.format_exc()}\n--- log of the daemons\n{stage.daemon.log()}"
         finally:
             stage.end()
 
@@ -327,5 +328,10 @@ def run(tables: list[Table], directory: pathlib.Path) -> None:
     quick = [table for table in tables if not table.operation.slow]
     crews = [mine for mine, workers in ((slow, 28), (quick, 3 * (os.cpu_count() or 1))) if mine for _ in range(workers)]
     with ThreadPoolExecutor(len(crews)) as pool:
-        for done in [pool.submit(work, number, mine) for number, mine in enumerate(crews)]:
-            done.result()
+        try:
+            for done in [pool.submit(work, number, mine) for number, mine in enumerate(crews)]:
+                done.result()
+        except BaseException:  # Ctrl-C, too: what is under way ends, and that is all
+            for table in tables:
+                table.failure = table.failure or "interrupted"
+            raise

@@ -287,6 +287,16 @@ def home_is_cloned(stage: Stage) -> None:
     file.write_text(f"{file.read_text().split()[0]} {'f' * 32}\n")
 
 
+def id_is_unreadable(stage: Stage) -> None:
+    (stage.daemon.state_dir / "instance").write_text("nonsense")
+
+
+def machine_had_no_id(stage: Stage) -> None:
+    """When the state was made."""
+    file = stage.daemon.state_dir / "instance"
+    file.write_text(f"{file.read_text().split()[0]}\n")
+
+
 def key_is_rotated(stage: Stage) -> None:
     def change(state: dict[str, Any]) -> None:
         for record in state["sandboxes"]:
@@ -447,6 +457,12 @@ OPERATIONS = {
     "one bad record": Operation(
         running, by_itself(on_disk(lambda stage: len(stage.records()) == 1)), (LIST,), frozenset({"state.json", "state.json.partly-bad"}),
         keeps=("default",), between=one_record_is_bad, restarted=True, may_complain=True, after=it_runs_on),
+    "unreadable instance": Operation(
+        running, by_itself(is_ready), (LIST,), frozenset({"instance.bad", "instance", "state.json"}), keeps=("default",),
+        between=id_is_unreadable, restarted=True, may_complain=True, after=it_runs_on),
+    "a machine that has its id now": Operation(
+        running, by_itself(is_ready), (LIST,), frozenset({"instance", "state.json"}), keeps=("default",), between=machine_had_no_id,
+        restarted=True, after=it_runs_on),
     "cloned home": Operation(
         running, in_turn(by_itself(is_ready), call("sandbox.ensure", KEY)), (CREATE, GET),
         frozenset({"state.json.bad", "instance.bad", "instance", "state.json"}), keeps=("default",), between=home_is_cloned,

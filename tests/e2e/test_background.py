@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from support.clocks import Clocks
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
-from support.kill_points import build_preload
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import EXEC, LIST, STOP, living, only_id, without_shim
 
@@ -109,34 +108,31 @@ def test_a_stopped_daemon_makes_nothing_look_idle(make_daemon: Make, emulator: E
         wait_until(lambda: stopped(emulator), "its time comes all the same")
 
 
-@pytest.mark.parametrize("set_by, slept", [(30 * DAY_S, 0), (-30 * DAY_S, 0), (DAY_S // 2, DAY_S // 2)], ids=["set ahead", "set back", "slept"])
+@pytest.mark.parametrize("move, seconds", [("set", 30 * DAY_S), ("set", -30 * DAY_S), ("sleep", DAY_S // 2)])
 def test_no_clock_makes_anything_look_idle_or_old(
-    make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path, set_by: int, slept: int
+    make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path, move: str, seconds: int
 ) -> None:
     """The machine's clock is set while something rests for a moment; or the machine sleeps, which the cloud does not."""
-    clocks = tmp_path / "clocks"
-    clocks.write_bytes(struct.pack("=qq", 0, 0))
     daemon = make_daemon(idle_stop=2, retention="3d")
-    daemon.environment |= {"LD_PRELOAD": str(build_preload(tmp_path, "shifted_clock")), "SHIFTED_CLOCK": str(clocks)}
+    clocks = Clocks(tmp_path, daemon)
     with daemon.start().peer() as peer:
         peer.call("sandbox.ensure", {"key": OTHER})
         peer.call("sandbox.stop", {"key": OTHER})
         peer.sh("true")
         begun = time.monotonic()
-        with clocks.open("r+b") as file:
-            file.write(struct.pack("=qq", set_by, slept))
-        emulator.config(date_offset_s=slept)
+        getattr(clocks, move)(seconds)
+        emulator.config(date_offset_s=seconds if move == "sleep" else 0)
         peer.call("account.set", {"api_key": "test-key"})  # has it look how old they are
         wait_until(lambda: sandbox(peer)["state"] == "stopped", "its time comes all the same")
         assert time.monotonic() - begun > 1.9
-        if set_by > slept:  # so that they would be old
+        if move == "set" and seconds > 0:  # so that they would be old
             wait_until(lambda: time.monotonic() - begun > 10.5, "two looks are far enough apart to delete one", 15)
             looks = emulator.count(LIST)
             peer.call("account.set", {"api_key": "test-key"})
             wait_until(lambda: emulator.count(LIST) > looks, "it has looked again")
         peer.call("plan.list")
         clock = [item["text"] for item in peer.call("daemon.health")["health"] if item["code"] == "clock"]
-        assert len(clock) == (1 if set_by != slept else 0)
+        assert len(clock) == (1 if move == "set" else 0)
         assert [one["state"] for one in living(emulator)] == ["stopped", "stopped"]
 
 

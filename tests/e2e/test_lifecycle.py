@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
+import pathlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from support.clocks import Clocks
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import CREATE, DELETE, EXEC, START, STOP, living, only_id, workspace
+from support.scenes import CREATE, DELETE, EXEC, GET, START, STOP, holder, living, only_id, workspace
 
 OTHER_KEY = {"profile": "default", "task": "other"}
-
-HOLDER = """
-import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")
-for n, (method, params) in enumerate([("hello", {"client": "holder/1", "protocol": 1}), ("sandbox.ensure", {"key": json.loads(sys.argv[2])})]):
-    f.write(json.dumps({"jsonrpc": "2.0", "id": n, "method": method, "params": params}) + "\\n"); f.flush()
-    while json.loads(f.readline()).get("id") != n: pass
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def another_process(daemon: Daemon, key: dict[str, str] = DEFAULT_KEY) -> Iterator[None]:
-    """A process of its own that holds the sandbox; ends with the block."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(daemon.socket), json.dumps(key)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        yield
-        process.kill()
 
 
 def ensure(peer: Peer, key: dict[str, str] = DEFAULT_KEY, **params: Any) -> dict[str, Any]:
@@ -161,6 +140,30 @@ def test_boots_that_fail_again_and_again(peer: Peer, emulator: Emulator) -> None
     assert ensure(peer)["created"]
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_boots_that_hang(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, times: int) -> None:
+    """Ended after two minutes, and tried once more. The daemon believes that they have passed."""
+    emulator.config(boot_outcome="hang")
+    daemon = make_daemon()
+    clocks = Clocks(tmp_path, daemon)
+    with daemon.start().peer() as peer:
+        asked = peer.send("sandbox.ensure", {"key": DEFAULT_KEY})
+        for time_ in range(1, times + 1):
+            looks = wait_until(lambda: emulator.count(CREATE) == time_ and living(emulator) and emulator.count(GET), "it is made")  # noqa: B023
+            wait_until(lambda: emulator.count(GET) > looks, "it is waited for")  # noqa: B023
+            if time_ == times == 1:
+                emulator.config(boot_outcome="ok")
+            assert emulator.count(DELETE) == time_ - 1
+            clocks.go_on(121 * time_)
+            wait_until(lambda: emulator.count(DELETE) == time_, "it is deleted")  # noqa: B023
+        answer = peer.answer(asked)
+        if times == 1:
+            assert answer["result"]["created"] and only_id(emulator) == answer["result"]["sandbox"]["id"]
+        else:
+            assert answer["error"]["data"]["name"] == "boot_failed" and not living(emulator)
+        assert emulator.count(CREATE) == 2
+
+
 def test_a_start_that_fails_keeps_the_files(peer: Peer, emulator: Emulator) -> None:
     peer.sh("echo precious >file")
     peer.call("sandbox.stop", {"key": DEFAULT_KEY})
@@ -250,7 +253,7 @@ def test_a_busy_one_is_stopped_only_by_force(peer: Peer, emulator: Emulator) -> 
 
 def test_letting_go_with_two_processes(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
     ensure(peer)
-    with another_process(daemon):
+    with holder(daemon):
         assert sandbox(peer)["holders"] == 2
         for mode in ("stop", "terminate"):
             kept = peer.call("sandbox.release", {"key": DEFAULT_KEY, "mode": mode})

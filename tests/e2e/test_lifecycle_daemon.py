@@ -132,6 +132,19 @@ def test_sandboxes_outlive_the_daemon(daemon: Daemon, emulator: Emulator, how: s
         assert sandbox(peer)["id"] == only_id(emulator)
 
 
+def test_the_platforms_daily_stop(make_daemon: Callable[..., Daemon], emulator: Emulator) -> None:
+    """Whatever runs: that ends, which is said, and the next command goes on with the files."""
+    emulator.config(running_cap_s=3)
+    with make_daemon().start().peer() as peer:
+        peer.sh("echo kept >file")
+        ended = peer.sh("echo begun; sleep 600")
+        assert (ended.reason, ended.returncode, ended.stdout) == ("lost", None, b"begun\n") and ended.error["name"] == "outcome_unknown"
+        emulator.config(running_cap_s=86_400)
+        after = peer.sh("cat file")
+        assert (after.stdout, after.recreated, after.generation) == (b"kept\n", True, 2)
+    assert (emulator.count(CREATE), emulator.count(START)) == (1, 1)
+
+
 def test_a_daemon_that_comes_back_to_changes(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         ensure(peer)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from support.clocks import Clocks
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer
@@ -118,6 +120,19 @@ def test_that_it_cannot_compare_is_said_until_it_can(daemon: Daemon, emulator: E
         assert item["severity"] == "warning" and "compared" in item["text"] and "500" in item["text"] and "doctor" in item["hint"]
         emulator.clear_faults()
         wait_until(lambda: not said(peer), "it has compared", 40)
+
+
+def test_what_others_do_is_noticed_from_time_to_time(make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """Nobody asks. The daemon believes that five minutes have passed."""
+    daemon = make_daemon(idle_stop=20)  # whose timers are what notices that
+    clocks = Clocks(tmp_path, daemon)
+    with daemon.start().peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        emulator.stop_sandbox(only_id(emulator))
+        assert peer.status()["sandboxes"][0]["state"] == "running" and emulator.count(LIST) == 0
+        clocks.go_on(301)
+        wait_until(lambda: peer.status()["sandboxes"][0]["state"] == "stopped", "it is noticed")
+    assert emulator.count(LIST) == 1
 
 
 def test_who_waits_for_a_place_that_only_our_records_hold(make_daemon: Make, emulator: Emulator) -> None:

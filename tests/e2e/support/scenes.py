@@ -103,9 +103,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def holder(daemon: Daemon, *, persistent: bool) -> Iterator[subprocess.Popen[bytes]]:
+def holder(daemon: Daemon, key: dict[str, str] = DEFAULT_KEY, *, persistent: bool = True) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has ensured the sandbox and stays; killed at the end."""
-    arguments = [sys.executable, "-c", HOLDER, str(daemon.socket), json.dumps(DEFAULT_KEY), str(int(persistent))]
+    arguments = [sys.executable, "-c", HOLDER, str(daemon.socket), json.dumps(key), str(int(persistent))]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         yield process

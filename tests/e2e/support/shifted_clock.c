@@ -1,7 +1,8 @@
-/* Preloaded into the daemon by test_background.py: its clocks are ahead by what a file says, at every moment anew.
+/* Preloaded into the daemon by clocks.py: its clocks are ahead by what a file says, at every moment anew.
 
-   SHIFTED_CLOCK: the file, two numbers of 64 bits in the machine's order: seconds for the clock that people set
-   (CLOCK_REALTIME), and for the one that goes on while the machine sleeps (CLOCK_BOOTTIME). */
+   SHIFTED_CLOCK: the file, three numbers of 64 bits in the machine's order: seconds for the clock that people set
+   (CLOCK_REALTIME), for the one that goes on while the machine sleeps (CLOCK_BOOTTIME), and for the one that does not
+   (CLOCK_MONOTONIC). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -17,7 +18,7 @@ static const volatile int64_t* shifts(void) {
     if (!shared) {
         const char* name = getenv("SHIFTED_CLOCK");
         const int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
-        void* mapped = mmap(NULL, 2 * sizeof *shared, PROT_READ, MAP_SHARED, fd, 0);
+        void* mapped = mmap(NULL, 3 * sizeof *shared, PROT_READ, MAP_SHARED, fd, 0);
         if (mapped == MAP_FAILED) abort();
         close(fd);
         shared = mapped;
@@ -29,6 +30,7 @@ int clock_gettime(clockid_t which, struct timespec* at) {
     const int result = (int)syscall(SYS_clock_gettime, which, at);
     if (result == 0 && which == CLOCK_REALTIME) at->tv_sec += shifts()[0];
     if (result == 0 && which == CLOCK_BOOTTIME) at->tv_sec += shifts()[1];
+    if (result == 0 && which == CLOCK_MONOTONIC) at->tv_sec += shifts()[2];
     return result;
 }
 

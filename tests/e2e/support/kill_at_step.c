@@ -1,11 +1,14 @@
-/* Preloaded into the daemon by test_kill_points.py: dies as by SIGKILL after the n-th step that changes something below a
-   directory, whatever function of the C library makes it. Of a write(2) also the first half is a step, so that it is torn.
+/* Preloaded into the daemon by test_kill_points.py: dies as by SIGKILL after the n-th step that
+   changes something below a directory, whatever function of the C library makes it. Of a write(2)
+   also the first half is a step, so that it is torn.
 
-   After fsync(2), chmod(2) and close(2) it does not die: a process's death takes nothing from what it has written, so nothing is
-   there that was not there a step before. For that the machine must die, which is not what is looked at.
+   After fsync(2), chmod(2) and close(2) it does not die: a process's death takes nothing from what
+   it has written, so nothing is there that was not there a step before. For that the machine must
+   die, which is not what is looked at.
 
-   KILL_AT_UNDER: the directory, absolute; KILL_AT_STEP: n, from 1; KILL_AT_EXCEPT: names, one after another, each between
-   two colons, of files there that do not count; KILL_AT_LOG: a file outside, to which each step's name is appended. */
+   KILL_AT_UNDER: the directory, absolute; KILL_AT_STEP: n, from 1; KILL_AT_EXCEPT: names, one after
+   another, each between two colons, of files there that do not count; KILL_AT_LOG: a file outside,
+   to which each step's name is appended. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -62,7 +65,8 @@ static int is_last(void) {
 
 static void die(void) {
     kill(getpid(), SIGKILL);
-    for (;;) pause();
+    for (;;)
+        pause();
 }
 
 static void note(const char* path) {
@@ -71,7 +75,8 @@ static void note(const char* path) {
     if (!log) return;
     name_of(path, line, sizeof line - 1);
     strcat(line, "\n");
-    const int fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    const int fd =
+        (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     syscall(SYS_write, fd, line, strlen(line));
     syscall(SYS_close, fd);
 }

@@ -1,8 +1,9 @@
-/* Preloaded into the daemon by clocks.py: its clocks are ahead by what a file says, at every moment anew.
+/* Preloaded into the daemon by clocks.py: its clocks are ahead by what a file says, at every moment
+   anew.
 
-   SHIFTED_CLOCK: the file, three numbers of 64 bits in the machine's order: seconds for the clock that people set
-   (CLOCK_REALTIME), for the one that goes on while the machine sleeps (CLOCK_BOOTTIME), and for the one that does not
-   (CLOCK_MONOTONIC). */
+   SHIFTED_CLOCK: the file, three numbers of 64 bits in the machine's order: seconds for the clock
+   that people set (CLOCK_REALTIME), for the one that goes on while the machine sleeps
+   (CLOCK_BOOTTIME), and for the one that does not (CLOCK_MONOTONIC). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -4,6 +4,10 @@
 // proof of what is ours. It is bound to the machine: a home directory cloned to another machine
 // gets a new id there, and leaves the sandboxes in the state it was cloned with to the daemon that
 // made them, so that the two never take each other's for their own.
+//
+// Clones of a machine that has no id (some containers) are not told apart. Whatever else could tell
+// (addresses, boot ids, inodes, the D-Bus id of an image that is built anew) also changes on one
+// and the same machine, and a daemon that took itself for its clone would lose its sandboxes.
 #pragma once
 
 #include <filesystem>

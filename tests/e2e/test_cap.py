@@ -235,6 +235,28 @@ def test_patience_is_shared_by_the_account(make_daemon: Make, emulator: Emulator
         assert len(rest) >= 5 and all(one["at"] - first["at"] >= 1.9 for one in rest)
 
 
+def test_a_platform_without_machines_is_not_pressed(make_daemon: Make, emulator: Emulator) -> None:
+    """After a 503 whatever needs a machine waits as long as it asks for; what runs goes on."""
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("true", key=key("running"))
+        for task in ("a", "b"):
+            ensure(peer, task)
+            peer.call("sandbox.stop", {"key": key(task)})
+        emulator.reset_stats()
+        emulator.fault({"status": 503, "headers": {"Retry-After": "2"}, "body": '{"detail": "no capacity"}'}, method="POST",
+                       route="/v1/sandboxes/{id}/start")
+        asked = [ask(peer, "a")]
+        wait_until(lambda: emulator.faults()[0]["used"], "it has been told so")
+        asked += [ask(peer, "b"), ask(peer, "new")]
+        assert peer.sh("echo run", key=key("running")).stdout == b"run\n"
+        first = next(one["at"] for one in emulator.requests() if one["route"].endswith("/start"))
+        assert [one["route"] for one in emulator.requests()].count("/v1/sandboxes/{id}/exec") == 1
+        assert peer.result(asked[0])["resumed"] and peer.result(asked[1])["resumed"] and peer.result(asked[2])["created"]
+        for_machines = [one["at"] - first for one in emulator.requests() if f"{one['method']} {one['route']}" in (START, CREATE)]
+        assert len(for_machines) == 4 and all(later >= 1.9 for later in for_machines[1:]), for_machines
+
+
 def test_a_refused_key_is_said_at_once_and_not_hammered(make_daemon: Make, emulator: Emulator) -> None:
     daemon = make_daemon().start()
     with daemon.peer() as peer:

@@ -17,7 +17,7 @@ import tarfile
 import threading
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
@@ -64,8 +64,9 @@ class _Call:
     *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
     *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
     snapshot nor directory. The daemon refuses them then, before anything has run. *cwd* is where the
-    caller sent the command. *to_yield*: somebody takes it over when the user asks for that, and then has
-    *yielded* it. *raising*: that nothing was run is told by an exception, see ``execute``."""
+    caller sent the command. *to_yield*: somebody may take it over when the user asks for that, and if so has
+    *yielded* it. *raising*: that nothing was run is told by an exception, see ``execute``. *handles*: of what
+    hermes ran for it since that was last asked, its own probes before the command."""
 
     thread: int
     quiet: bool
@@ -75,16 +76,17 @@ class _Call:
     to_yield: bool = False
     yielded: bool = False
     generation: int | None = None
-    handle: CommandHandle | None = None
+    handles: list[CommandHandle] = field(default_factory=list)
 
     def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
-        self.yielded = True
-        return taken_by(*handle_and_output)
+        taken = taken_by(*handle_and_output)
+        self.yielded = taken is not None  # else hermes waits on
+        return taken
 
     @property
     def end(self) -> CompletedExec | None:
-        """How its last command ended; None when it was killed, or there was none."""
-        return self.handle.end if self.handle is not None else None
+        """How the command ended; None when it was killed, or there was none."""
+        return self.handles[-1].end if self.handles else None
 
     @property
     def refused(self) -> bool:
@@ -245,11 +247,11 @@ class DeepInfraEnvironment(BaseEnvironment):
             # meant for its home would be done to /workspace, unseen.
             nowhere = cwd in NO_PREFERENCE[1:] and cwd not in self._seen_cwds
             call.cwd = WORKSPACE if nowhere or (cwd or self.cwd) in self._stale_cwds else cwd
-            call.handle = None  # the one of the session's snapshot, if that was made again
+            call.handles.clear()  # those of the session's snapshot, if that was made again
             try:
                 result = super().execute(command, call.cwd, **options)
             except Exception as error:
-                if call.handle is None:
+                if not call.handles:
                     raise
                 logger.exception("deepinfra-sandbox: hermes's wait failed")
                 text = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
@@ -398,10 +400,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             **self._wanted,
         )
         wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=call.to_yield)
-        call.handle = CommandHandle(
-            prepare, limit=timeout, interrupted=wanted_back, signal=self._signal, quiet=call.quiet
-        )
-        return call.handle
+        handle = CommandHandle(prepare, limit=timeout, interrupted=wanted_back, signal=self._signal, quiet=call.quiet)
+        call.handles.append(handle)
+        return handle
 
     def _tick(self) -> Tick:
         """What a wait outside hermes's clock does meanwhile: it ends at an interrupt, and shows life."""
@@ -512,10 +513,12 @@ class DeepInfraEnvironment(BaseEnvironment):
             self._files.sync(force=True)
         tick()  # hermes takes an interrupt of the synchronisation for one of its failures
         self._snapshot_ready = False
+        call.handles.clear()
         self.init_session()
         tick()
-        # One that failed by itself leaves hermes to its login shells; a refused one is met again by the command.
-        if (end := call.end) is not None and end.reason in ("failed", "lost") and not call.refused:
+        # A script that failed by itself leaves hermes to shells without a snapshot, which it has tried by then. A
+        # refused one is met again by the command.
+        if (end := call.handles[0].end) is not None and end.reason in ("failed", "lost") and not call.refused:
             raise SandboxdError(f"the session could not be made: {end.message}", hint=end.hint)
 
     def _complete(self, result: dict[str, Any], call: _Call) -> dict[str, Any]:

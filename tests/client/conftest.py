@@ -1,7 +1,7 @@
 """Fixtures of the Python client's tests.
 
-Everything runs on the stub in ``hermes_stub``. With ``HERMES_AGENT_SRC`` set, ``test_real_hermes.py`` runs the scenarios of
-``test_terminal_session.py`` once more on that checkout, in an interpreter of its own, which ``HERMES_TIER=real`` marks.
+Everything runs on the stub in ``hermes_stub``. With ``HERMES_AGENT_SRC`` set, ``test_real_hermes.py`` runs what a backend
+does for hermes once more on that checkout, in an interpreter of its own, which ``HERMES_TIER=real`` marks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The scenarios on hermes's own base class, file synchronisation and registry, from the checkout that HERMES_AGENT_SRC names.
+"""The scenarios, and the backend in trouble, on hermes's own base class, file synchronisation and registry, from the checkout
+that HERMES_AGENT_SRC names.
 
 The stub is on this process's path already, so they run in an interpreter of their own (HERMES_AGENT_PYTHON, else this one).
 """
@@ -51,8 +52,9 @@ def run(tmp_path: Path, *arguments: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_scenarios(tmp_path: Path) -> None:
-    run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / "test_terminal_session.py"))
+@pytest.mark.parametrize("what", ["terminal_session", "client_environment", "client_handle"])
+def test_the_scenarios(tmp_path: Path, what: str) -> None:
+    run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / f"test_{what}.py"))
 
 
 def test_the_registry(tmp_path: Path) -> None:

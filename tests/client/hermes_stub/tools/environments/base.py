@@ -7,6 +7,7 @@ is written down in ``violations``, which the tests require to stay empty.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import contextvars
 import os
 import select
@@ -24,6 +25,7 @@ violations: list[str] = []
 
 BACKSTOP_GRACE = 2.0
 DRAIN_JOIN = 2.0
+STATE = "export -p; declare -f; alias -p"  # what is kept from one command to the next
 _activity = threading.local()
 
 
@@ -121,7 +123,7 @@ class BaseEnvironment(ABC):
         session = uuid.uuid4().hex[:12]
         self._snapshot_path = f"{self.get_temp_dir()}/hermes-snap-{session}.sh"
         self._cwd_marker = f"__HERMES_CWD_{session}__"
-        self._snapshot_ready = False
+        self._snapshot_ready = self._prefer_nonlogin = False
         self._recreated_notice_pending = False
 
     def get_temp_dir(self) -> str:
@@ -162,13 +164,16 @@ class BaseEnvironment(ABC):
         return f"{{ {what}; }} > {temporary} 2>/dev/null && mv -f {temporary} {self._snapshot_path}"
 
     def init_session(self) -> None:
-        save, cwd = self._save("export -p; declare -f; alias -p"), shlex.quote(self.cwd)
+        save, cwd = self._save(STATE), shlex.quote(self.cwd)
         script = f"{save} || exit 1\ncd -- {cwd} 2>/dev/null\n{self._marker_line()}"
         handle = self._spawn(script, login=True, timeout=self._snapshot_timeout, stdin_data=None)
         result = self._wait_for_process(handle, self._snapshot_timeout)
-        if result["returncode"] == 0:
-            self._snapshot_ready = True
-            self._update_cwd(result)
+        self._snapshot_ready = result["returncode"] == 0
+        if self._snapshot_ready:
+            return self._update_cwd(result)
+        # Perhaps no login shell works here: then the commands get others.
+        probe = self._spawn("true", login=False, timeout=15)
+        self._prefer_nonlogin = self._wait_for_process(probe, 15)["returncode"] == 0
 
     def _wrap(self, command: str, cwd: str) -> str:
         lines = []
@@ -180,8 +185,7 @@ class BaseEnvironment(ABC):
             "__code=$?",
         ]
         if self._snapshot_ready:
-            # The exports alone: the functions of one command are not there in the next.
-            lines.append(f"{self._save('export -p')} || true")
+            lines.append(f"{self._save(STATE)} || true")
         return "\n".join([*lines, self._marker_line(), "exit $__code"])
 
     def _spawn(self, script: str, **options: Any) -> Any:
@@ -211,7 +215,7 @@ class BaseEnvironment(ABC):
         self._before_execute()
         limit = timeout or self.timeout
         script = self._wrap(command, cwd or self.cwd)
-        login, caller = not self._snapshot_ready, threading.get_ident()
+        login, caller = not self._snapshot_ready and not self._prefer_nonlogin, threading.get_ident()
         callback = getattr(_activity, "callback", None)
         box: dict[str, Any] = {}
 
@@ -262,7 +266,12 @@ class BaseEnvironment(ABC):
             if yield_handler is not None and consume_yield(watch_thread):
                 stop.set()
                 drain.join(1)
-                return yield_handler(handle, capture.text)
+                taken = None
+                with contextlib.suppress(Exception):  # a failed one is none
+                    taken = yield_handler(handle, capture.text)
+                if taken is not None:
+                    return taken
+                drain, stop = _start_drain(handle, capture)
             if time.monotonic() > deadline:
                 text = f"[Command timed out after {timeout}s]"
                 return self._killed(handle, drain, capture, text, 124)

@@ -466,7 +466,7 @@ class ShellDaemon(FakeDaemon):
     def _cancel(self, peer: Peer, params: Message) -> Message:
         command = self.commands.get(params["exec_id"])
         if command is not None and command.child is not None and command.end is None and not self.ignore_cancel:
-            os.killpg(command.child.pid, signal.SIGKILL)
+            kill_group(command.child)
         return {"confirmed": not self.ignore_cancel}
 
     def _local(self, remote: Any) -> Path:
@@ -502,9 +502,14 @@ class ShellDaemon(FakeDaemon):
         for command in self.commands.values():
             child = command.child
             if child is not None and child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+                kill_group(child)
                 child.wait()
         super().stop()
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended, and another thread has waited for it
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def decode(value: Any) -> bytes:

@@ -687,6 +687,45 @@ print(__version__, any(name.split(".")[0] in ("agent", "tools") for name in sys.
     assert run_python(code) == f"{deepinfra_sandboxd.__version__} False\n"
 
 
+SESSION = """
+import asyncio
+from deepinfra_sandboxd import AsyncClient, Client
+from deepinfra_sandboxd.provider import DeepInfraProvider
+
+async def twin():
+    async with AsyncClient() as client:
+        runs = [client.run(["echo", str(number)]) for number in range(3)]
+        return [run.stdout.decode().strip() for run in await asyncio.gather(*runs)]
+
+provider = DeepInfraProvider()
+environment = provider.create_environment(cwd="", timeout=20)
+environment.execute("export A=1; mkdir d; cd d")
+print(environment.execute("cat; echo $A", stdin_data="in")["output"].strip())
+with Client() as client, client.start(script="printf one; printf two >&2") as running:
+    print(b"".join(chunk.data for chunk in running).decode())
+print(asyncio.run(twin()))
+environment.cleanup(force_remove=True)
+provider.client.close()
+"""
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_a_session_on_every_python_that_is_here(shell: ShellDaemon, provider: DeepInfraProvider, version: str) -> None:
+    """All tests run on one; of the others this tells that nothing is missing there, and nothing deprecated is used."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode != 0:
+        pytest.skip(f"there is no python{version} here")
+    paths = os.pathsep.join([str(ROOT / "client-py"), str(ROOT / "tests/client/hermes_stub")])
+    result = subprocess.run(
+        [python, "-W", "error", "-c", SESSION],
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.stdout.split("\n"), result.stderr) == (["in1", "onetwo", "['0', '1', '2']", ""], "")
+
+
 def test_the_version_is_the_same_everywhere_and_the_manifest_is_complete() -> None:
     manifest = (PACKAGE / "plugin.yaml").read_text()
     fields = dict(re.findall(r"^(\w+): (.*)$", manifest, re.MULTILINE))

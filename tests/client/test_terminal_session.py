@@ -452,6 +452,20 @@ def test_an_agent_that_was_killed_leaves_its_sandbox_to_the_next_one(
     assert len(emulator.sandboxes()) == 1
 
 
+def test_a_new_agent_neither_sends_again_what_is_there_nor_undoes_what_was_changed_there(
+    hermes: DeepInfraProvider, emulator: Emulator
+) -> None:
+    """hermes asks a new process for a full upload of what the host has."""
+    images = Path(os.environ["HERMES_HOME"]) / "cache" / "images"
+    images.mkdir(parents=True)
+    for number in range(20):
+        (images / f"{number}.png").write_bytes(os.urandom(1000))
+    ok(make(hermes), "echo changed > .hermes/cache/images/7.png", cwd="/workspace")
+    before = total_requests(emulator)
+    assert agent("cat /workspace/.hermes/cache/images/7.png").communicate("", timeout=30)[0] == "changed\n"
+    assert total_requests(emulator) - before == 2  # the session and the command, for files none
+
+
 def test_an_explicit_removal_spares_what_another_agent_holds(hermes: DeepInfraProvider, emulator: Emulator) -> None:
     def left() -> int:
         return sum(one["state"] != "deleted" for one in emulator.sandboxes())

@@ -44,17 +44,16 @@ class Client:
 
     *timeout*, in seconds, bounds the answers that the daemon gives from what it knows; calls that wait
     for the cloud end when the daemon says so. After a lost connection a daemon gets *patience* seconds
-    to be there again. *start*: start a daemon that is not running, spawning it with *options* if need
-    be. Safe to use from many threads; after a fork the child makes its own connection.
+    to be there again. *start*: start a daemon that is not running. Safe to use from many threads; after a
+    fork the child makes its own connection.
     """
 
     def __init__(
-        self, socket_path: str | None = None, timeout: float = 10.0, *, patience: float = 30.0, start: bool = True,
-        options: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self, socket_path: str | None = None, timeout: float = 10.0, *, patience: float = 30.0, start: bool = True
+    ) -> None:
         self.timeout, self.patience = timeout, patience
         self.progress: dict[tuple[str, str], str] = {}  # last progress text of each key waited for
-        self._socket_path, self._start, self.options = socket_path, start, options
+        self._socket_path, self._start = socket_path, start
         self._connection: Connection | None = None
         self._gone_since: float | None = None
         self._renew_locks()
@@ -239,7 +238,7 @@ class Client:
                 until = max(until, since + self.patience) if again else until
                 if not started and time.monotonic() >= since + (GRACE if again else 0):
                     started = True
-                    if told := daemon.start(self._socket_path, self.options, tick=tick):
+                    if told := daemon.start(self._socket_path, tick=tick):
                         until = max(until, time.monotonic() + START_LIMIT)
                 if time.monotonic() >= until:
                     error.hint = f"it was started and does not listen: {told}" if told else error.hint

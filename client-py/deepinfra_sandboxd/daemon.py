@@ -13,7 +13,6 @@ import shutil
 import stat
 import subprocess
 import time
-from typing import Sequence
 
 from .errors import START_HINT, DaemonNotRunning
 from .rpc import LOOK, Tick, no_tick
@@ -66,11 +65,9 @@ def installed(name: str = PROGRAM) -> str | None:
     return shutil.which(name) or shutil.which(name, path=USUAL_DIRECTORIES)
 
 
-def start(
-    explicit: str | None = None, options: Sequence[str] = (), *, enable: bool = False, tick: Tick = no_tick
-) -> str:
-    """Have a daemon started, with *options* if it has to be spawned; where to look if it does not come
-    up, and an empty text when there is no way to start one.
+def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_tick) -> str:
+    """Have a daemon started; where to look if it does not come up, and an empty text when there is no
+    way to start one.
 
     Returns before it listens; *tick* is called meanwhile and may end the wait by raising. *enable*:
     systemd is to start it at later logins as well. A socket at a place of its own (*explicit*) is none
@@ -88,8 +85,7 @@ def start(
         if (program := installed()) is None:
             return ""
         os.makedirs(state_dir(), mode=0o700, exist_ok=True)
-        if explicit:
-            options = [*options, "--socket", explicit]
+        options = ["--socket", explicit] if explicit else []
         # A shell in between: the daemon is nobody's child, so that no agent takes it along when it ends.
         subprocess.run(
             ["/bin/sh", "-c", 'umask 077; "$@" >>"$0" 2>&1 &', log_file(), program, "serve", *options],

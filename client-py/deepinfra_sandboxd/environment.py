@@ -149,7 +149,8 @@ def _survives(cwd: str) -> bool:
 class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
-    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *used* is told True each time
+    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *idle_stop*: seconds until the
+    sandbox is stopped when it is idle; 0 is the daemon's own time. *used* is told True each time
     that the sandbox was made or started or found running, and False when it is to be removed.
     """
 
@@ -165,6 +166,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         timeout: int,
         persistent: bool = True,
         plan: str | None = None,
+        idle_stop: int = 0,
         api_key: str | None = None,
         signal: str = "KILL",
         used: Callable[[DeepInfraEnvironment, bool], None] = lambda *_: None,
@@ -175,6 +177,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         # An ephemeral sandbox lives as long as its session, not as its turn.
         self._session_scoped = not persistent
         self._client, self._api_key, self._signal, self._used = client, api_key, signal, used
+        self._idle_stop = idle_stop
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
         self._seen_cwds: set[str] = set()  # observed since the last restart
@@ -426,7 +429,10 @@ class DeepInfraEnvironment(BaseEnvironment):
             ending.join(LOOK)
             tick()
         self._use_account(tick)
-        answer = self._client.call("sandbox.ensure", self._named | self._wanted, tick=tick)
+        params = self._named | self._wanted
+        if "idle_stop" in self._client.connected(tick).hello.capabilities:
+            params["idle_stop_s"] = self._idle_stop
+        answer = self._client.call("sandbox.ensure", params, tick=tick)
         self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -32,13 +33,15 @@ PROBE_LIMIT, DOCTOR_LIMIT, SETUP_LIMIT = 1.5, 2.0, 10.0  # seconds for all that 
 INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
 KEY_HINT = f"hermes config set {KEY_VARIABLE} <key> (keys: https://deepinfra.com/dash; hermes hands it to the daemon)"
 SIGNALS = ("KILL", "TERM", "INT")
+LEAST_IDLE_STOP = 30  # seconds, of the protocol
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # in seconds
 Row = tuple[bool, str, str]  # of hermes's doctor: whether it is well, of what, and a text
 
 # The plugin's settings: the variable that goes before what is configured, and what hermes is told of each.
 SETTINGS = {
     "plan": ("DEEPINFRA_SANDBOX_PLAN", "string", "Size of new sandboxes; `deepinfra-sandboxd plans` lists them."),
     "idle_stop": (
-        "DEEPINFRA_SANDBOXD_IDLE_STOP", "string", "Seconds until an idle sandbox is stopped, for a daemon started here.",
+        "DEEPINFRA_SANDBOXD_IDLE_STOP", "string", "Seconds until an idle sandbox is stopped, 30 or more; also 5m, 1h, 7d.",
     ),
     "persistent": (
         "DEEPINFRA_SANDBOX_PERSISTENT", "boolean",
@@ -59,6 +62,16 @@ def signal_name(chosen: Any) -> str:
         return name
     logger.warning("deepinfra-sandbox: the setting `interrupt` is %r, not one of %s: KILL is sent", chosen, SIGNALS)
     return "KILL"
+
+
+def idle_seconds(chosen: Any) -> int:
+    """The seconds that a setting means, written as for the daemon's option; 0 is what that says itself."""
+    if chosen is None:
+        return 0
+    if parts := re.fullmatch(r"(\d+)([smhd]?)", str(chosen).strip()):
+        return min(max(LEAST_IDLE_STOP, int(parts[1]) * UNITS[parts[2]]), UNITS["d"] * 365)
+    logger.warning("deepinfra-sandbox: the setting `idle_stop` is %r, no time such as 300 or 5m: it is ignored", chosen)
+    return 0
 
 
 def is_persistent(chosen: Any, hermes: Any) -> bool:
@@ -141,7 +154,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
     def __init__(self, get_config: Callable[..., Any] | None = None) -> None:
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
-        self._clients: dict[tuple[Any, Any], Client] = {}
+        self._clients: dict[str | None, Client] = {}
         # Those used since their session ended, by profile, session, and whether that is just what the task is called.
         self._ephemeral: dict[tuple[str, str, bool], DeepInfraEnvironment] = {}
 
@@ -151,12 +164,11 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         return self._client({})
 
     def _client(self, configured: Mapping[str, Any]) -> Client:
-        socket, idle_stop = self._setting("socket", configured), self._setting("idle_stop", configured)
+        socket = self._setting("socket", configured)
         with self._lock:
-            if (client := self._clients.get((socket, idle_stop))) is None:
-                client = Client(socket, options=["--idle-stop", str(idle_stop)] if idle_stop else [])
-                self._clients[socket, idle_stop] = client
-            return client
+            if socket not in self._clients:
+                self._clients[socket] = Client(socket)
+            return self._clients[socket]
 
     def create_environment(
         self,
@@ -187,6 +199,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             timeout=timeout,
             persistent=persistent,
             plan=chosen["plan"],
+            idle_stop=idle_seconds(chosen["idle_stop"]),
             api_key=api_key(),
             signal=signal_name(chosen["interrupt"]),
             used=partial(self._used, (identity, session, session == task_id)),
@@ -267,7 +280,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         """Start the daemon, for good where there is systemd, hand it a key, and say what is still missing."""
         problem: Exception | None = None
         try:
-            daemon.start(self._setting("socket"), self.client.options, enable=True)
+            daemon.start(self._setting("socket"), enable=True)
             known = self.client.hello().configured  # also of one that runs and that we could not start
             if not known or any(item["code"] == "unauthorized" for item in self.client.call("daemon.health")["health"]):
                 key = api_key()

@@ -21,11 +21,12 @@ reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, const reap
             }
             continue;
         }
-        if (each.state != life_state::running || limits.idle_stop == limits.idle_stop.zero()) {
+        const std::chrono::milliseconds idle_stop = each.idle_stop.value_or(limits.idle_stop);
+        if (each.state != life_state::running || idle_stop == idle_stop.zero()) {
             continue;
         }
-        if (each.idle_for < limits.idle_stop) {
-            look_in(limits.idle_stop - each.idle_for);
+        if (each.idle_for < idle_stop) {
+            look_in(idle_stop - each.idle_for);
             continue;
         }
         switch (each.work) {
@@ -39,7 +40,7 @@ reap_plan plan_reaping(const std::vector<reap_candidate>& candidates, const reap
         case background::running:
         case background::failed:
             // What got no answer may be at work: it has the same time, and no more.
-            if (each.idle_for >= std::max(limits.idle_stop, limits.background_max)) {
+            if (each.idle_for >= std::max(idle_stop, limits.background_max)) {
                 plan.stop.push_back(each.key);
             } else if (each.told_ago >= limits.ask_again) {
                 plan.ask.push_back(each.key);

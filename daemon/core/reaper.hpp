@@ -27,8 +27,9 @@ struct reap_candidate {
     bool in_use = false; // a command runs or is about to, or a life-cycle operation is under way
     // Since the last use ended, on a clock that stands still while nobody could reach us.
     std::chrono::milliseconds idle_for{0};
-    background work = background::not_asked; // as told since the last use
-    std::chrono::milliseconds told_ago{0};   // when that was
+    background work = background::not_asked;            // as told since the last use
+    std::chrono::milliseconds told_ago{0};              // when that was
+    std::optional<std::chrono::milliseconds> idle_stop; // its own, in the place of the limit
 };
 
 struct reap_plan {

@@ -89,7 +89,13 @@ struct sandbox_record {
     // After so long without a call the platform stops it: asked for when it was made, whatever the
     // option says by now. 0: not known.
     std::chrono::seconds timeout{0};
+    // So long after its last use it is stopped, by the last one who asked for a time. 0: by the
+    // option. Never shorter than least_idle_stop.
+    std::chrono::seconds idle_stop{0};
 };
+
+// Several times what a stopped process may be taken for idle by (core/awake_clock).
+inline constexpr std::chrono::seconds least_idle_stop{30};
 
 // As seen now.
 void note_state(sandbox_record& record, life_state state);

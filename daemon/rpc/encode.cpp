@@ -29,21 +29,25 @@ json::object encode(const sandbox::view& shown) {
     } else if (shown.idle) {
         idle = seconds(*shown.idle);
     }
-    return {{"key", encode(record.key)},
-            {"id", text_or_null(record.sandbox_id)},
-            {"state", core::to_string(record.state)},
-            {"plan", record.runs_on.empty() ? record.plan : record.runs_on},
-            {"persistent", record.persistent},
-            {"generation", record.generation},
-            {"idle_s", std::move(idle)},
-            {"running", json::array(shown.running.begin(), shown.running.end())},
-            {"awake_because", text_or_null(shown.awake_because)},
-            {"created_at",
-             record.created_at == 0 ? json::value(nullptr) : json::value(record.created_at)},
-            {"holders", shown.holders},
-            {"rate_usd_per_hour",
-             shown.usd_per_hour ? json::value(*shown.usd_per_hour) : json::value(nullptr)},
-            {"cost_usd", record.usage.usd}};
+    json::object told{{"key", encode(record.key)},
+                      {"id", text_or_null(record.sandbox_id)},
+                      {"state", core::to_string(record.state)},
+                      {"plan", record.runs_on.empty() ? record.plan : record.runs_on},
+                      {"persistent", record.persistent},
+                      {"generation", record.generation},
+                      {"idle_s", std::move(idle)},
+                      {"running", json::array(shown.running.begin(), shown.running.end())},
+                      {"awake_because", text_or_null(shown.awake_because)},
+                      {"created_at", record.created_at == 0 ? json::value(nullptr)
+                                                            : json::value(record.created_at)},
+                      {"holders", shown.holders},
+                      {"rate_usd_per_hour", shown.usd_per_hour ? json::value(*shown.usd_per_hour)
+                                                               : json::value(nullptr)},
+                      {"cost_usd", record.usage.usd}};
+    if (record.idle_stop.count() != 0) {
+        told["idle_stop_s"] = record.idle_stop.count();
+    }
+    return told;
 }
 
 json::object encode(const sandbox::money& spent) {

@@ -80,6 +80,14 @@ account_set_params account_set_params::from(const json::object& object) {
 ensure_params ensure_params::from(const json::object& object) {
     fields in(object);
     ensure_params params{in.key("key"), wanted_from(in)};
+    constexpr std::int64_t least = core::least_idle_stop.count();
+    constexpr std::int64_t year = 31'536'000;
+    if (const auto idle_stop = in.optional_integer("idle_stop_s", 0, year)) {
+        if (*idle_stop != 0 && *idle_stop < least) {
+            in.complain("idle_stop_s", "is neither 0 nor at least " + std::to_string(least));
+        }
+        params.want.idle_stop = std::chrono::seconds(*idle_stop);
+    }
     in.finish();
     return params;
 }

@@ -35,7 +35,8 @@ asio::awaitable<void> manager::reap() {
         for (const auto& [key, each] : entries_) {
             if (is_of_account(*each)) {
                 candidates.push_back({key, each->record.state, is_in_use(*each) || each->asking,
-                                      at - each->last_used, each->work.what, at - each->work_told});
+                                      at - each->last_used, each->work.what, at - each->work_told,
+                                      idle_stop(each->record)});
             }
         }
         const core::reap_plan plan = core::plan_reaping(candidates, limits);
@@ -94,6 +95,10 @@ void manager::ask_inside(const core::sandbox_key& key) {
             pulse_->activity.notify_all();
         },
         asio::detached);
+}
+
+milliseconds manager::idle_stop(const core::sandbox_record& record) const {
+    return record.idle_stop.count() != 0 ? milliseconds(record.idle_stop) : options_.idle_stop;
 }
 
 // What it was made with, not what the option says by now.

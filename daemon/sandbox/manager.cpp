@@ -158,6 +158,10 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
                               &operation::enders);
             continue;
         }
+        if (want.idle_stop &&
+            std::exchange(each->record.idle_stop, *want.idle_stop) != *want.idle_stop) {
+            save_soon();
+        }
         std::shared_ptr<operation> op = each->current;
         if (!op && each->record.state == core::life_state::running) {
             each->used(awake());

@@ -56,6 +56,8 @@ struct manager_options {
 struct wanted {
     bool persistent = true;
     std::string plan; // empty: manager_options::plan
+    // Counts for one that exists, too. 0: the option again; nothing: as it is.
+    std::optional<std::chrono::seconds> idle_stop;
     // Who asks, if it is known: a one-session sandbox belongs to the process it was made for.
     std::optional<sys::process_identity> client;
     // Whether the asker would still hear the answer; empty: yes. One that would not leaves the
@@ -323,6 +325,7 @@ private:
     view view_of(const entry& each) const;
     std::string why_awake(const entry& each) const;
     std::chrono::seconds server_timeout(const core::sandbox_record& record) const;
+    std::chrono::milliseconds idle_stop(const core::sandbox_record& record) const;
     void note_timeout(core::sandbox_record& record) const;
 
     // holders.cpp

@@ -291,7 +291,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
             if (op->idle && record.state == core::life_state::stopped) {
                 // Else the platform would have stopped it, so long after its last call (D).
                 core::begin_saving(record.usage, account_.cloud_now(),
-                                   server_timeout(record) - options_.idle_stop);
+                                   server_timeout(record) - idle_stop(record));
             }
             if (record.state == core::life_state::absent) {
                 // Told to whoever comes next, unless it was meant to go.

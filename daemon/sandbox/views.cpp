@@ -60,14 +60,14 @@ std::string manager::why_awake(const entry& each) const {
     switch (each.work.what) {
     case core::background::running:
         return "in the background: " + each.work.text + "; " + used + ", kept for at most " +
-               rest(std::max(options_.idle_stop, options_.background_max)) + " more";
+               rest(std::max(idle_stop(each.record), options_.background_max)) + " more";
     case core::background::failed:
         return used + ", what runs in the background could not be asked (" + each.work.text + ")";
     case core::background::unknown:
-        return used + ", stops in " + rest(options_.idle_stop) +
+        return used + ", stops in " + rest(idle_stop(each.record)) +
                "; what runs in the background is not known: " + each.work.text;
     default:
-        return used + ", stops in " + rest(options_.idle_stop);
+        return used + ", stops in " + rest(idle_stop(each.record));
     }
 }
 

@@ -128,7 +128,8 @@ json::object to_json(const core::sandbox_record& record) {
             {"owner", std::move(owner)},
             {"doubts", std::move(doubts)},
             {"holders", std::move(holders)},
-            {"timeout_s", record.timeout.count()}};
+            {"timeout_s", record.timeout.count()},
+            {"idle_stop_s", record.idle_stop.count()}};
 }
 
 core::sandbox_record record_from(const json::object& object) {
@@ -182,6 +183,9 @@ core::sandbox_record record_from(const json::object& object) {
     }
     if (const json::value* timeout = object.if_contains("timeout_s")) {
         record.timeout = std::chrono::seconds(timeout->to_number<std::uint32_t>());
+    }
+    if (const json::value* idle = object.if_contains("idle_stop_s")) {
+        record.idle_stop = std::chrono::seconds(idle->to_number<std::uint32_t>());
     }
     return record;
 }

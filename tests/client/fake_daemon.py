@@ -139,7 +139,7 @@ class FakeDaemon:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.generation = 1
-        self.capabilities = ["exec.attach", "exec.stdin", "fs", "generation", "raw_output"]
+        self.capabilities = ["exec.attach", "exec.stdin", "fs", "generation", "idle_stop", "raw_output"]
         self.instance = "fake"
         self.state = "running"
         self.account: Message = {"configured": True, "fingerprint": None}

@@ -88,10 +88,10 @@ def test_settings_come_from_the_variable_then_the_backends_own_then_the_plugins(
     deepinfra_sandboxd.register(context)
     (provider,) = context.providers
     assert isinstance(provider, DeepInfraProvider)
-    assert provider.client.options == ["--idle-stop", "90"]
     environment = provider.create_environment(cwd="", timeout=5, task_id="s")
     ensured = shell.wait_for("sandbox.ensure")
     assert (ensured["plan"], ensured["persistent"]) == ("plugin", False) and environment._persistent is False
+    assert ensured["idle_stop_s"] == 90
     threading.Timer(0.2, lambda: interrupt.set_interrupt(True, thread)).start()
     thread = threading.get_ident()
     try:
@@ -108,6 +108,27 @@ def test_settings_come_from_the_variable_then_the_backends_own_then_the_plugins(
     provider.create_environment(cwd="", timeout=5, backend_config=own)
     assert shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))["plan"] == "variable"
     provider.client.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seconds"),
+    [(None, 0), ("", 0), (300, 300), ("600", 600), ("90s", 90), ("2h", 7200), ("7d", 604800), ("7", 30), (0, 30)]
+    + [("soon", 0), ("-5", 0), ("99999d", 31536000)],
+)
+def test_an_idle_time_is_told_with_each_use_of_the_sandbox(
+    shell: ShellDaemon, caplog: pytest.LogCaptureFixture, chosen: Any, seconds: int
+) -> None:
+    provider = DeepInfraProvider({"idle_stop": chosen, "socket": str(shell.path)}.get)
+    provider.create_environment(cwd="", timeout=5).execute("true")
+    assert [shell.wait_for("sandbox.ensure", number)["idle_stop_s"] for number in (1, 2)] == [seconds, seconds]
+    assert ("`idle_stop`" in caplog.text) == (chosen in ("soon", "-5"))
+    provider.client.close()
+
+
+def test_a_daemon_that_does_not_know_idle_times_is_told_none(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
+    shell.capabilities.remove("idle_stop")
+    provider.create_environment(cwd="", timeout=5)
+    assert "idle_stop_s" not in shell.wait_for("sandbox.ensure")
 
 
 @pytest.mark.parametrize(
@@ -406,10 +427,10 @@ def test_a_picker_waits_less_than_two_seconds_whatever_the_daemon_does(
 
 def test_what_the_backend_configures_itself_is_used(shell: ShellDaemon) -> None:
     bare = DeepInfraProvider(lambda name, default=None: "/nowhere/plugin.sock" if name == "socket" else default)
-    own = {"socket": str(shell.path), "idle_stop": 7, "interrupt": "INT"}
+    own = {"socket": str(shell.path), "idle_stop": "5m", "interrupt": "INT"}
     environment = bare.create_environment(cwd="", timeout=5, backend_config=own)
     assert environment.execute("echo here")["output"] == "here\n"
-    assert environment._client.options == ["--idle-stop", "7"] and environment._signal == "INT"
+    assert shell.wait_for("sandbox.ensure")["idle_stop_s"] == 300 and environment._signal == "INT"
     assert bare.create_environment(cwd="", timeout=5, backend_config=own)._client is environment._client
     with pytest.raises(EnvironmentConnectionError, match="/nowhere/plugin.sock"):
         bare.create_environment(cwd="", timeout=5)

@@ -299,9 +299,9 @@ def test_a_daemon_that_is_not_running_is_spawned(
     monkeypatch.setenv("DEEPINFRA_API_KEY", "k")
     monkeypatch.setenv("SOMEONES_TOKEN", "secret")
     path, arguments = tmp_path / "own.sock", programs / "deepinfra-sandboxd.args"
-    with appearing(path, arguments), Client(str(path), options=["--idle-stop", "7"]) as client:
+    with appearing(path, arguments), Client(str(path)) as client:
         assert client.call("daemon.ping") == {}
-    assert arguments.read_text().split() == ["serve", "--idle-stop", "7", "--socket", str(path)]
+    assert arguments.read_text().split() == ["serve", "--socket", str(path)]
     environment = (programs / "deepinfra-sandboxd.env").read_text()
     assert "DEEPINFRA_API_KEY=k" in environment and "SOMEONES_TOKEN" not in environment
 
@@ -373,7 +373,7 @@ def test_a_daemon_that_ends_at_once_is_looked_up_in_its_log(
     monkeypatch.setattr("deepinfra_sandboxd.client.START_LIMIT", 0.3)
     stand_in(programs / "deepinfra-sandboxd", "echo no such option >&2; exit 2")
     with pytest.raises(DaemonNotRunning) as caught:
-        Client(options=["--idle-stop", "soon"]).hello()
+        Client().hello()
     log = tmp_path / "state" / "spawned.log"
     assert f"tail {log}" in caught.value.hint
     eventually(lambda: log.read_text() == "no such option\n", "its last words are there")

@@ -59,6 +59,25 @@ def test_but_not_for_ever(make_daemon: Make, emulator: Emulator) -> None:
         assert time.monotonic() - begun > 1.0
 
 
+def test_who_asks_last_says_how_long_an_idle_sandbox_runs(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(idle_stop=0.3).start()
+    with daemon.peer() as peer:
+        shown = peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "idle_stop_s": 30})["sandbox"]
+        assert shown["idle_stop_s"] == 30
+        peer.sh("true")  # what does not ask leaves it as it is
+        wait_until(lambda: sandbox(peer)["idle_s"] > 1.5, "it has been idle for many times the limit")
+        assert "stops in 29 s" in (sandbox(peer)["awake_because"] or "") and emulator.count(STOP) == 0
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        wait_until(lambda: (sandbox(peer)["idle_s"] or 0) > 1.5, "the next daemon keeps to it")
+        assert sandbox(peer)["idle_stop_s"] == 30 and emulator.count(STOP) == 0
+        requests = emulator.stats()["total"]
+        shown = peer.call("sandbox.ensure", {"key": DEFAULT_KEY, "idle_stop_s": 0})["sandbox"]
+        assert "idle_stop_s" not in shown and emulator.stats()["total"] == requests
+        wait_until(lambda: stopped(emulator), "the daemon's own limit counts again", 3)
+
+
 def test_one_that_leaves_nothing_behind_is_stopped_in_time(hasty: Peer, emulator: Emulator) -> None:
     hasty.sh("sleep 0.01 & wait")
     wait_until(lambda: stopped(emulator), "it is stopped", 3)

@@ -14,7 +14,7 @@ constexpr reap_limits limits{milliseconds(1'000), milliseconds(6'000), milliseco
 reap_candidate candidate(std::string task, milliseconds idle_for,
                          background work = background::none, life_state state = life_state::running,
                          bool in_use = false) {
-    return {{"p", std::move(task)}, state, in_use, idle_for, work, milliseconds(0)};
+    return {{"p", std::move(task)}, state, in_use, idle_for, work, milliseconds(0), {}};
 }
 
 } // namespace
@@ -34,6 +34,23 @@ TEST_CASE("reaper: idle for long enough is stopped, the rest is looked at in tim
     CHECK(plan.stop[0].task == "a");
     CHECK(plan.stop[1].task == "d");
     CHECK(plan.look_again_in == milliseconds(1));
+}
+
+TEST_CASE("reaper: a time of its own counts in the place of the limit") {
+    reap_candidate sooner = candidate("a", milliseconds(500));
+    sooner.idle_stop = milliseconds(500);
+    reap_candidate later = candidate("b", milliseconds(7'000));
+    later.idle_stop = milliseconds(9'000);
+    // Longer than background work may keep one.
+    reap_candidate busy = candidate("c", milliseconds(8'999), background::running);
+    busy.idle_stop = milliseconds(9'000);
+    reap_plan plan = plan_reaping({sooner, later, busy}, limits);
+    REQUIRE(plan.stop.size() == 1);
+    CHECK(plan.stop[0].task == "a");
+    CHECK(plan.look_again_in == milliseconds(1));
+    later.idle_for = busy.idle_for = milliseconds(9'000);
+    plan = plan_reaping({later, busy}, limits);
+    CHECK(plan.stop.size() == 2);
 }
 
 TEST_CASE("reaper: what is in use is never stopped and needs no look") {

@@ -119,6 +119,15 @@ TEST_CASE("params: sandbox.ensure") {
     CHECK_FALSE(params.want.persistent);
     CHECK(params.want.plan == "large");
     const std::string key = R"({"key":{"profile":"p","task":"t"},)";
+    CHECK_FALSE(params.want.idle_stop);
+    CHECK(decoded<ensure_params>(key + R"("idle_stop_s":0})").want.idle_stop ==
+          std::chrono::seconds(0));
+    CHECK(decoded<ensure_params>(key + R"("idle_stop_s":30})").want.idle_stop ==
+          std::chrono::seconds(30));
+    refuses<ensure_params>("idle_stop_s",
+                           {key + R"("idle_stop_s":29})", key + R"("idle_stop_s":-1})",
+                            key + R"("idle_stop_s":31536001})", key + R"("idle_stop_s":60.5})",
+                            key + R"("idle_stop_s":"60"})", key + R"("idle_stop_s":null})"});
     refuses<ensure_params>("persistent", {key + R"("persistent":"no"})", key + R"("persistent":0})",
                                           key + R"("persistent":null})"});
     refuses<ensure_params>("plan",

@@ -57,6 +57,7 @@ sandbox_record full_record(std::string task = "session:42") {
     record.doubts = {{"s-0", 5}, {"s-1", 0}};
     record.holders = {{4711, 99, "boot"}, {4712, 100, "boot"}};
     record.timeout = std::chrono::seconds(3600);
+    record.idle_stop = std::chrono::seconds(900);
     return record;
 }
 
@@ -76,7 +77,7 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
            a.owner_gone == b.owner_gone && a.state_lost == b.state_lost && a.untried == b.untried &&
            a.doubts.size() == b.doubts.size() && a.holders.size() == b.holders.size() &&
-           a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout;
+           a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout && a.idle_stop == b.idle_stop;
 }
 
 std::string replaced(std::string text, std::string_view what, std::string_view by) {

@@ -127,8 +127,8 @@ class Client:
 
         When the wait is interrupted, the command is cancelled.
         """
-        with self.prepare(argv, **options) as execution:
-            return self.begin(execution).wait()
+        with self.start(argv, **options) as execution:
+            return execution.wait()
 
     def start(self, argv: Sequence[Text] | None = None, **options: Any) -> Exec:
         """Start a command and return it once the daemon has accepted it; arguments as for ``prepare``.

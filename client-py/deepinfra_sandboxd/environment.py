@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from tools import interrupt
-from tools.environments import base
+from tools.environments import base, file_sync
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
 
 from . import daemon
 from .client import Client, forked, key_value
 from .errors import RpcError, SandboxdError
 from .execution import Chunk, CompletedExec, bytes_value
-from .process import CommandHandle, describe, infrastructure
+from .process import CommandHandle, infrastructure
 from .rpc import LOOK, Json, Tick, encoded_size
 
 logger = logging.getLogger(__name__)
@@ -135,8 +135,6 @@ def can_unpack() -> bool:
 def _pull_limit() -> int:
     """How many bytes hermes applies at the most."""
     with contextlib.suppress(Exception):  # it is hermes's own, and its configuration may be anything
-        from tools.environments import file_sync
-
         return max(0, int(file_sync._sync_back_max_bytes()))
     return MAX_PULL
 
@@ -184,7 +182,6 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
-        self._files: Any = None
         self.after_fork()
         forked.add(self)
         try:
@@ -224,27 +221,25 @@ class DeepInfraEnvironment(BaseEnvironment):
                 call.to_yield, options["yield_handler"] = True, partial(call.hand_over, options["yield_handler"])
             try:
                 return self._execute(call, command, cwd, options)
-            except Exception as error:
-                if not call.quiet:
-                    raise  # nothing was started: hermes may try again
-                logger.warning("deepinfra-sandbox: polling: %s", error)
-                return {"output": "", "returncode": 125}
+            except _Interrupted:
+                return {"output": "[Command interrupted before it started]", "returncode": 130}
+            except Exception as error:  # whatever it is, nothing was run
+                text = plain(infrastructure(f"{error}; nothing was run", getattr(error, "hint", "")))
+                if call.quiet:
+                    logger.warning("deepinfra-sandbox: polling: %s", error)
+                elif not isinstance(error, SandboxdError):
+                    raise  # hermes may try again
+                elif call.raising:
+                    raise EnvironmentConnectionError(text, retry_hint=plain(error.hint)) from error
+                return {"output": "" if call.quiet else text, "returncode": 125}
 
     def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
         result = Json()
         for _ in range(RESTARTS):
-            try:
-                if not call.quiet:
-                    self._enter(call)
-                elif (answer := self._poll_answer(call, command)) is not None:
-                    return answer
-            except _Interrupted:
-                return {"output": "[Command interrupted before it started]", "returncode": 130}
-            except SandboxdError as error:
-                text = plain(infrastructure(f"{error}; nothing was run", error.hint))
-                if call.raising:
-                    raise EnvironmentConnectionError(text, retry_hint=plain(error.hint)) from error
-                return {"output": "" if call.quiet else text, "returncode": 125}
+            if not call.quiet:
+                self._enter(call)
+            elif (answer := self._poll_answer(call, command)) is not None:
+                return answer
             # /root may mean that nobody chose, or that a session went there. Once one was seen to, it is taken at
             # its word: at worst another session begins there, and is shown that. Otherwise what the first
             # meant for its home would be done to /workspace, unseen.
@@ -262,7 +257,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             if call.quiet or not call.refused:
                 break
         if call.raising and (end := call.end) is not None and (end.reason, end.started) == ("failed", "no"):
-            raise EnvironmentConnectionError(plain(describe(end)), retry_hint=plain(end.hint))
+            raise SandboxdError(end.message, hint=end.hint)
         return result if call.yielded else self._complete(result, call)
 
     def _update_cwd(self, result: dict[str, Any]) -> None:
@@ -278,8 +273,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         call = _call.get()
         if call is not None and not call.quiet and self._syncing.acquire(blocking=False):
             try:
-                if self._files is not None:
-                    self._files.sync()
+                self._files.sync()
             finally:
                 self._syncing.release()
 
@@ -289,7 +283,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         is fetched first if the sandbox runs. Never raises; ``execute`` works after it.
         """
         try:
-            if self._files is not None and self._client.alive and self._look()[0] == "running":
+            if self._client.alive and self._look()[0] == "running":
                 with self._syncing:
                     self._files.sync_back()
         except Exception as error:
@@ -515,8 +509,7 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _begin_session(self, call: _Call, tick: Tick) -> None:
         self._files = self._synchroniser()
-        if self._files is not None:
-            self._files.sync(force=True)
+        self._files.sync(force=True)
         tick()  # hermes takes an interrupt of the synchronisation for one of its failures
         self._snapshot_ready = False
         call.handles.clear()
@@ -547,15 +540,10 @@ class DeepInfraEnvironment(BaseEnvironment):
     # -- files: hermes decides what, the daemon carries
 
     def _synchroniser(self) -> Any:
-        """hermes's manager of the files it wants in the sandbox, or None where it has none.
-
-        What a sandbox has is remembered by the daemon: a new manager's full upload costs nothing."""
-        try:
-            from tools.environments.file_sync import FileSyncManager, iter_sync_files
-        except ImportError:
-            return None
-        return FileSyncManager(
-            get_files_fn=partial(iter_sync_files, CACHE_BASE),
+        """hermes's manager of the files it wants in the sandbox. What a sandbox has is remembered by the daemon: a
+        new manager's full upload costs nothing."""
+        return file_sync.FileSyncManager(
+            get_files_fn=partial(file_sync.iter_sync_files, CACHE_BASE),
             upload_fn=lambda host, remote: self._push([(host, remote)]),
             delete_fn=self._delete,
             bulk_upload_fn=self._push,

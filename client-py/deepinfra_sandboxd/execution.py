@@ -71,18 +71,18 @@ class Exec:
 
     def __init__(self, client: Client, params: Json, input: dict[str, bytes]) -> None:
         self.exec_id: str = params["exec_id"]
+        self.end: CompletedExec | None = None  # how it ended, without output; None while it runs
         self.refusal: RpcError | None = None  # why the daemon did not take it
         self._client, self._params, self._window = client, params, int(params["window"])
         self._feeds = [_Feed(self, stream, data) for stream, data in input.items()]
         self._changed = threading.Condition(client.lock)
         self._connection: Connection | None = None
         self._instance: str | None = None  # the daemon that it was sent to
-        self._accepted = self._found_again = self._told_end = self._discarding = self._nudged = False
+        self._accepted = self._found_again = self._told_end = self._nudged = False
         self._chunks: deque[tuple[Chunk, int]] = deque()  # each with the position after it
         self._received = self._acked = int(params.get("offset", 0))  # bytes, both streams together
         self._unwanted: str | None = None  # the signal that is to end it
         self._tries = 0  # connections since anything was heard
-        self._end: CompletedExec | None = None
 
     def send(self, tick: Tick) -> None:
         """Send it, or find it again after the connection was lost; does not wait for the answer.
@@ -93,7 +93,7 @@ class Exec:
         connection = self._client.connected(tick)
         hello = connection.hello
         with self._client.lock:
-            if self._connection is connection or self._end is not None:
+            if self._connection is connection or self.end is not None:
                 return
             self._tries += 1
             if self._tries > TRIES:
@@ -123,7 +123,7 @@ class Exec:
         """Wait until the daemon has taken it; raises ``RpcError`` when it refuses and ``NoAnswer``."""
 
         def answered() -> bool:  # an end that was told may be that of another command by this id
-            return self._accepted or self.refusal is not None or (self._end is not None and not self._told_end)
+            return self._accepted or self.refusal is not None or (self.end is not None and not self._told_end)
 
         if not self._until(answered, time.monotonic() + timeout):
             raise NoAnswer(f"the daemon did not answer in {timeout} s; the command {self.exec_id} may be running")
@@ -134,7 +134,7 @@ class Exec:
         """All output of one stream that is there, waiting for some; None at the end (``finished``),
         after *timeout* seconds, or when ``nudge`` was called."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._until(lambda: bool(self._chunks) or self._end is not None or self._nudged, deadline)
+        self._until(lambda: bool(self._chunks) or self.end is not None or self._nudged, deadline)
         with self._client.lock:
             self._nudged = False
             if not self._chunks:
@@ -156,12 +156,7 @@ class Exec:
     @property
     def finished(self) -> bool:
         """True when the command has ended and all its output was read."""
-        return self._end is not None and not self._chunks
-
-    @property
-    def end(self) -> CompletedExec | None:
-        """How it ended (without output), or None while it runs."""
-        return self._end
+        return self.end is not None and not self._chunks
 
     def wait(self, timeout: float | None = None) -> CompletedExec:
         """Wait for the end, collecting the output not read before. After *timeout* seconds raises
@@ -174,8 +169,8 @@ class Exec:
                 taken[chunk.stream].append(chunk.data)
             elif left == 0.0 and not self.finished:
                 raise NoAnswer(f"command {self.exec_id} still runs after {timeout} s")
-        assert self._end is not None
-        return replace(self._end, stdout=b"".join(taken["stdout"]), stderr=b"".join(taken["stderr"]))
+        assert self.end is not None
+        return replace(self.end, stdout=b"".join(taken["stdout"]), stderr=b"".join(taken["stderr"]))
 
     def cancel(self, signal: str = "KILL", timeout: float | None = 30.0) -> bool:
         """End this command (INT, TERM or KILL) and nothing else; True when the daemon confirms that
@@ -202,18 +197,11 @@ class Exec:
             self._nudged = True
             self._wake()
 
-    def discard(self) -> None:
-        """Drop all output from now on; the daemon is not held up by it."""
-        with self._client.lock:
-            self._discarding = True
-            self._chunks.clear()
-            self._acknowledge(self._received)
-
     def __enter__(self) -> Exec:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._end is None and self._instance is not None and not self.kill():
+        if self.end is None and self._instance is not None and not self.kill():
             with contextlib.suppress(SandboxdError):  # what interrupted the block may have cost the connection
                 self.cancel(timeout=5)
 
@@ -250,9 +238,7 @@ class Exec:
         position = params.get("pos", self._received)
         data = data[max(0, self._received - position) :]  # what was sent twice is taken once; a gap is what was dropped
         self._received, self._tries = max(self._received, position) + len(data), 0
-        if self._discarding:
-            self._acknowledge(self._received)
-        elif data:
+        if data:
             self._chunks.append((Chunk(params["stream"], data), self._received))
             self._wake()
 
@@ -284,12 +270,10 @@ class Exec:
                 feed.go_on(self._connection, ask=self._found_again)
 
     def _finish(self, reason: str, started: str, **more: Any) -> None:
-        if self._end is None:
+        if self.end is None:
             end: Json = {"exec_id": self.exec_id, "returncode": 125, "reason": reason, "started": started}
-            self._end = CompletedExec(**end | more)
+            self.end = CompletedExec(**end | more)
             self._wake()
-            if self._discarding:
-                self._acknowledge(self._received)
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -299,7 +283,7 @@ class Exec:
     def _acknowledge(self, position: int) -> None:
         """All up to *position* was taken: said once a quarter of the window, and at the end, so that the sandbox forgets it."""
         last = self.finished and self._told_end
-        if last or (self._end is None and position - self._acked >= self._window // 4):
+        if last or (self.end is None and position - self._acked >= self._window // 4):
             self._acked = position
             if self._connection is not None:  # that it is lost is noticed by whoever waits
                 self._connection.tell("exec.ack", {"exec_id": self.exec_id, "offset": position})

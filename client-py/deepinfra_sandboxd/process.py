@@ -8,7 +8,6 @@ raises into hermes: what cannot be done becomes exit code 125 with a text. There
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -112,8 +111,9 @@ class CommandHandle:
             notice = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
         self._finish(code, notice)
         if self._killed is not None and self._exec is not None:
-            with contextlib.suppress(SandboxdError):
-                self._exec.wait(LAST_LOOK)
+            until = time.monotonic() + LAST_LOOK
+            while not self._exec.finished and (left := until - time.monotonic()) > 0:
+                self._exec.read(left)  # and drop it
 
     def _tick(self) -> None:
         if self._killed is not None:
@@ -136,7 +136,6 @@ class CommandHandle:
         while not running.finished:
             left = None
             if self._killed is not None and (left := self._killed + TAIL - time.monotonic()) <= 0:
-                running.discard()
                 raise _Killed
             if (chunk := running.read(left)) is not None:
                 self._write(chunk.data)

@@ -6,6 +6,7 @@ environments of the process share. Only ``create_environment`` raises.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import os
@@ -13,10 +14,11 @@ import re
 import sys
 import threading
 import time
-from functools import partial
 from typing import Any, Callable, Mapping
 
+from agent.secret_scope import get_secret
 from agent.terminal_env_provider import TerminalEnvironmentProvider
+from hermes_constants import get_hermes_home
 from tools.environments.base import EnvironmentConnectionError
 
 from . import daemon
@@ -92,38 +94,25 @@ def is_persistent(chosen: Any, hermes: Any) -> bool:
 
 def profile_home() -> str:
     """The real path of the hermes home. Any error propagates: one that was guessed is worse than none."""
-    from hermes_constants import get_hermes_home
-
     return os.path.realpath(get_hermes_home(), strict=True)
 
 
-def profile_identity(home: str | None = None) -> str:
-    """What tells the sandboxes of a profile, by default of the one in scope, from all others: its *home*.
-
-    The native home ``~/.hermes`` is called "default", as the daemon's command line calls it; no path
-    can be mistaken for that. Errors as for ``profile_home``.
-    """
-    home = home or profile_home()
+def profile_identity(home: str) -> str:
+    """What tells the sandboxes of the profile at *home* from all others: that path, but for the native home
+    ``~/.hermes``, which is "default", as the daemon's command line calls it; no path can be mistaken for that."""
     return "default" if home == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else home
 
 
-def session_of(task: str, home: str) -> str:
-    """The session that a *task* of the profile at *home* is of. Newer hermes puts the profile in front of a
-    session's id, and passes the bare id to its hooks."""
+def tasks_of(session: str, home: str) -> list[str]:
+    """What the tasks of a *session* of the profile at *home* may be called: newer hermes puts the profile in front
+    of the session's id, and passes the bare id to its hooks."""
     root, name = os.path.split(home)
     profile = name if os.path.basename(root) == "profiles" else "default"
-    for prefix in (f"home:{home}:", f"profile:{profile}:"):
-        if task.startswith(prefix):
-            return task.removeprefix(prefix)
-    return task
+    return [session, f"home:{home}:{session}", f"profile:{profile}:{session}"]
 
 
 def api_key() -> str | None:
     """The profile's API key, or None. Outside a profile's scope hermes raises, and so do we."""
-    try:
-        from agent.secret_scope import get_secret
-    except ImportError:
-        return os.environ.get(KEY_VARIABLE) or None
     return get_secret(KEY_VARIABLE, None) or None
 
 
@@ -155,8 +144,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         self._get_config = get_config or (lambda name, default=None: default)
         self._lock = threading.Lock()
         self._clients: dict[str | None, Client] = {}
-        # Those used since their session ended, by profile, session, and whether that is just what the task is called.
-        self._ephemeral: dict[tuple[str, str, bool], DeepInfraEnvironment] = {}
+        self._ephemeral: dict[tuple[str, str], DeepInfraEnvironment] = {}  # used since their session ended
 
     @property
     def client(self) -> Client:
@@ -190,11 +178,9 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         configured = backend_config or {}
         chosen = {name: self._setting(name, configured) for name in SETTINGS}
         persistent = is_persistent(chosen["persistent"], (container_config or {}).get("container_persistent"))
-        home = profile_home()
-        identity, session = profile_identity(home), session_of(task_id, home)
         return DeepInfraEnvironment(
             self._client(configured),
-            (identity, task_id),
+            (profile_identity(profile_home()), task_id),
             cwd=cwd,
             timeout=timeout,
             persistent=persistent,
@@ -202,14 +188,14 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             idle_stop=idle_seconds(chosen["idle_stop"]),
             api_key=api_key(),
             signal=signal_name(chosen["interrupt"]),
-            used=partial(self._used, (identity, session, session == task_id)),
+            used=self._used,
         )
 
-    def _used(self, place: tuple[str, str, bool], environment: DeepInfraEnvironment, in_use: bool) -> None:
-        if in_use and not environment._persistent:
-            self._ephemeral[place] = environment
-        elif not in_use and (held := self._ephemeral.get(place)) is not None and held.key == environment.key:
-            self._ephemeral.pop(place, None)
+    def _used(self, environment: DeepInfraEnvironment, in_use: bool) -> None:
+        if not in_use:
+            self._ephemeral.pop(environment.key, None)
+        elif not environment._persistent:
+            self._ephemeral[environment.key] = environment
 
     def end_session(self, session_id: str | None = None, **_: Any) -> None:
         """hermes's hook at the end of a session: its ephemeral sandbox goes with it.
@@ -217,20 +203,19 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         Only one of the profile in scope; what is not found is left to the daemon, which ends it when it is idle
         or this process has ended."""
         try:
-            identity = profile_identity()
+            home = profile_home()
         except Exception as error:  # such as of a home that is not there any more
             return logger.debug("deepinfra-sandbox: whose session ended is not known: %s", error)
-        for exact in (True, False):
-            if (environment := self._ephemeral.pop((identity, session_id or "", exact), None)) is not None:
+        for task in tasks_of(session_id or "", home):
+            if (environment := self._ephemeral.pop((profile_identity(home), task), None)) is not None:
                 return environment.end_session()
 
     def is_available(self) -> bool:
-        return self._in_reach({}, start=False)
+        return daemon.socket_present(self._setting("socket"))
 
-    def _in_reach(self, configured: Mapping[str, Any], *, start: bool = True) -> bool:
-        """Whether there is a daemon, or (*start*) one that can be started."""
-        present = daemon.socket_present(self._setting("socket", configured))
-        return present or (start and daemon.installed() is not None)
+    def _in_reach(self, configured: Mapping[str, Any]) -> bool:
+        """Whether there is a daemon, or one that can be started."""
+        return daemon.socket_present(self._setting("socket", configured)) or daemon.installed() is not None
 
     def check_requirements(self, config: Json) -> bool:
         """True when the daemon can be started, so that the model gets the fix instead of no terminal."""
@@ -248,10 +233,10 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         ok, _, detail = self._diagnose(PROBE_LIMIT, config, ask_cloud=False)[-1]
         if ok:
             return "ready", ""
-        try:
-            return ("needs_setup" if self._in_reach(config) else "unavailable"), detail
-        except Exception:  # such as of hermes's configuration, which the detail tells
-            return "unavailable", detail
+        with contextlib.suppress(Exception):  # such as of hermes's configuration, which the detail tells
+            if self._in_reach(config):
+                return "needs_setup", detail
+        return "unavailable", detail
 
     def doctor_checks(self) -> list[Row]:
         """Also a part of ``hermes status``, so it does not wait long for the cloud."""

@@ -249,7 +249,7 @@ class Connection:
 
     def _read(self, timeout: float | None) -> None:
         """Wait for the socket without the lock, then take in what has come."""
-        self._reading, intact = True, True
+        self._reading = True
         self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         reason = ""
         try:
@@ -265,17 +265,15 @@ class Connection:
             if event & select.POLLOUT:
                 del self._unsent[: self._sock.send(self._unsent, socket.MSG_NOSIGNAL)]
             if event & ~select.POLLOUT and self.lost is None:
-                intact = False
+                reason = "reading was interrupted"  # any exception may come from a signal, and tear a message apart
                 reason = self._take_in()
-                intact = True
         except BlockingIOError:
-            intact = True
+            reason = ""
         except Exception as error:
             reason = str(error) or repr(error)
         finally:
-            # An interrupt (any exception may come from a signal) must not tear a message apart unseen.
-            if reason or not intact:
-                self.end(reason or "reading was interrupted")
+            if reason:
+                self.end(reason)
             elif self.lost is not None:
                 self._close()
 

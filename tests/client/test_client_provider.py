@@ -22,7 +22,7 @@ from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
 from deepinfra_sandboxd import DaemonNotRunning, daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
-from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider, profile_identity
+from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider, profile_home, profile_identity
 from tools import interrupt
 from tools.environments.base import EnvironmentConnectionError
 
@@ -444,7 +444,7 @@ def test_a_profile_is_the_real_path_of_its_home(tmp_path: Path, monkeypatch: pyt
 
     def identity(home: Path) -> str:
         monkeypatch.setenv("HERMES_HOME", str(home))
-        return profile_identity()
+        return profile_identity(profile_home())
 
     assert identity(tmp_path / "a/profiles/x") != identity(tmp_path / "b/profiles/x")
     assert identity(tmp_path / "link") == identity(tmp_path / "a/profiles/x")

@@ -358,6 +358,20 @@ def test_a_file_is_fetched_whatever_it_holds(hermes: DeepInfraProvider, tmp_path
     assert not (tmp_path / "other").exists()
 
 
+def test_a_file_is_fetched_though_the_directory_of_the_session_went_with_a_stop(
+    hermes: DeepInfraProvider, emulator: Emulator, tmp_path: Path
+) -> None:
+    environment = make(hermes)
+    ok(environment, "echo here > /workspace/f; mkdir /tmp/gone; cd /tmp/gone")
+    assert environment.cwd == "/tmp/gone"
+    control(emulator, f"sandboxes/{emulator.sandboxes()[0]['sandbox_id']}/stop")
+    eventually(lambda: emulator.sandboxes()[0]["state"] == "stopped", "it is stopped")
+    environment.fetch_file("/workspace/f", tmp_path / "f", max_bytes=100)
+    assert (tmp_path / "f").read_text() == "here\n" and environment.fetch_realpath("f") == "/workspace/f"
+    result = environment.execute("pwd")
+    assert (result["output"], result["environment_recreated"]) == ("/workspace\n", True)
+
+
 def test_the_daemon_is_started_by_the_first_call(
     tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -517,7 +517,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         tick()
         # A script that failed by itself leaves hermes to shells without a snapshot, which it has tried by then. A
         # refused one is met again by the command.
-        if (end := call.handles[0].end) is not None and end.reason in ("failed", "lost") and not call.refused:
+        end = next((handle.end for handle in call.handles), None)
+        if end is not None and end.reason in ("failed", "lost") and not call.refused:
             raise SandboxdError(f"the session could not be made: {end.message}", hint=end.hint)
 
     def _complete(self, result: dict[str, Any], call: _Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -19,7 +20,7 @@ from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon,
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, can_unpack, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
-from tools.environments import file_sync
+from tools.environments import base, file_sync
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError, FileFetchError, set_activity_callback
 
 
@@ -521,6 +522,20 @@ def test_a_session_that_could_not_be_made_again_is_made_by_the_next_command(
     assert result["environment_recreated"] is True and result["output"] == "a\n"
     result = environment.execute("echo b$B")
     assert result["output"] == "b2\n" and "environment_recreated" not in result
+
+
+def test_a_host_without_descriptors_says_so(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = make(provider)
+    restart(shell)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pipe", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):  # nothing was started: hermes tries again
+            environment.execute("touch ran")
+    getattr(base, "violations", []).clear()  # without a pipe there is no handle to give
+    assert not (shell.directory / "ran").exists()
+    assert environment.execute("echo again")["output"] == "again\n"
 
 
 def test_a_snapshot_that_failed_at_creation_is_made_by_the_next_command(

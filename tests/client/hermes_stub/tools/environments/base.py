@@ -166,14 +166,18 @@ class BaseEnvironment(ABC):
     def init_session(self) -> None:
         save, cwd = self._save(STATE), shlex.quote(self.cwd)
         script = f"{save} || exit 1\ncd -- {cwd} 2>/dev/null\n{self._marker_line()}"
-        handle = self._spawn(script, login=True, timeout=self._snapshot_timeout, stdin_data=None)
-        result = self._wait_for_process(handle, self._snapshot_timeout)
-        self._snapshot_ready = result["returncode"] == 0
-        if self._snapshot_ready:
-            return self._update_cwd(result)
-        # Perhaps no login shell works here: then the commands get others.
-        probe = self._spawn("true", login=False, timeout=15)
-        self._prefer_nonlogin = self._wait_for_process(probe, 15)["returncode"] == 0
+        self._snapshot_ready = False
+        with contextlib.suppress(Exception):
+            handle = self._spawn(script, login=True, timeout=self._snapshot_timeout)
+            result = self._wait_for_process(handle, self._snapshot_timeout)
+            self._snapshot_ready = result["returncode"] == 0
+            if self._snapshot_ready:
+                self._update_cwd(result)
+        if not self._snapshot_ready:  # perhaps no login shell works here: then the commands get others
+            self._prefer_nonlogin = False
+            with contextlib.suppress(Exception):
+                probe = self._spawn("true", login=False, timeout=15)
+                self._prefer_nonlogin = self._wait_for_process(probe, 15)["returncode"] == 0
 
     def _wrap(self, command: str, cwd: str) -> str:
         lines = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -314,6 +315,22 @@ def test_the_idle_reaper_leaves_a_background_job_alone(
         assert ok(environment, "kill -0 $(cat /tmp/pid); echo $?") == "0"
         environment.cleanup()
         eventually(lambda: [one["state"] for one in emulator.sandboxes()] == ["stopped"], "idle when the job has ended")
+
+
+def test_the_plugins_idle_time_counts_for_a_daemon_that_runs_already(
+    hermes: DeepInfraProvider, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sandbox() -> dict[str, Any]:
+        (found,) = client.call("sandbox.list")["sandboxes"]
+        return dict(found)
+
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_IDLE_STOP", "1h")
+    ok(make(hermes), "true")
+    eventually(lambda: re.search("stops in 3(600|59.) s", sandbox()["awake_because"] or "") is not None, "it counts")
+    assert sandbox()["idle_stop_s"] == 3600
+    monkeypatch.delenv("DEEPINFRA_SANDBOXD_IDLE_STOP")
+    ok(make(hermes), "true")
+    assert "idle_stop_s" not in sandbox()
 
 
 def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, tmp_path: Path) -> None:

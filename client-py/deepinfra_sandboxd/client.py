@@ -56,12 +56,8 @@ class Client:
         self._socket_path, self._start = socket_path, start
         self._connection: Connection | None = None
         self._gone_since: float | None = None
-        self._renew_locks()
+        self.after_fork()
         forked.add(self)
-
-    def _renew_locks(self) -> None:
-        self.lock = threading.Lock()  # guards the connection and all that goes through it
-        self._connecting = threading.Lock()
 
     def __enter__(self) -> Client:
         return self
@@ -252,9 +248,10 @@ class Client:
             self.progress[(key["profile"], key["task"])] = str(params.get("text"))
 
     def after_fork(self) -> None:
-        """In the child: its parent has the connection, and threads that the locks may be held by."""
+        """At first, and in the child of a fork: its parent has the connection, and threads that may hold the locks."""
         connection, self._connection = self._connection, None
-        self._renew_locks()
+        self.lock = threading.Lock()  # guards the connection and all that goes through it
+        self._connecting = threading.Lock()
         if connection is not None:
             connection.forget()
 

@@ -59,6 +59,7 @@ def make_daemon(tmp_path: pathlib.Path, emulator: Emulator) -> Iterator[Callable
 
 @pytest.fixture(scope="session")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A library that ends its process at a write that the environment names (kill_at_write.c)."""
     return build_preload(tmp_path_factory.mktemp("preload"))
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from support.cli import running
+from support.confined import WITHOUT_UNSHARE, needs_a_filter
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.inside import hook
@@ -113,23 +112,9 @@ def test_no_thread_stays_where_it_has_worked(daemon: Daemon, peer: Peer, tmp_pat
     assert {os.readlink(task / "cwd") for task in tasks.iterdir()} == {os.readlink(f"/proc/{daemon.pid}/cwd")}
 
 
-# Makes unshare(2) fail in what it then becomes, as some containers do.
-WITHOUT_UNSHARE = """
-import ctypes, os, struct, sys
-number = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
-code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
-rules = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(rules)))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
-assert libc.unshare(0x200) == -1 and ctypes.get_errno() == 1
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the number of the system call is not known")
+@needs_a_filter
 def test_where_unshare_is_forbidden(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
-    daemon = make_daemon(prefix=(sys.executable, "-c", WITHOUT_UNSHARE)).start()
+    daemon = make_daemon(prefix=WITHOUT_UNSHARE).start()
     room = tmp_path / "room"
     room.mkdir()
     make_tree(tmp_path / "tree", 5)
@@ -308,19 +293,11 @@ def test_a_daemon_killed_at_any_step(make_daemon: Callable[..., Daemon], emulato
     nothing_left(emulator, daemon, room)
 
 
-@pytest.fixture(scope="module")
-def killer(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    library = tmp_path_factory.mktemp("killer") / "kill_at_write.so"
-    source = pathlib.Path(__file__).parent / "support" / "kill_at_write.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["d", "b"])
-def test_a_daemon_killed_while_it_puts_things_in_place(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, killer: pathlib.Path,
+def test_a_daemon_killed_while_it_puts_things_in_place(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, preload: pathlib.Path,
                                                       name: str, when: str) -> None:
-    dying = {"LD_PRELOAD": str(killer), "KILL_AT_NAME": name, "KILL_AT_COUNT": "1", "KILL_AT_WHEN": when}
+    dying = {"LD_PRELOAD": str(preload), "KILL_AT_NAME": name, "KILL_AT_COUNT": "1", "KILL_AT_WHEN": when}
     daemon = make_daemon(environment=dying).start()
     room = tmp_path / "room"
     with daemon.peer() as peer:

@@ -7,7 +7,7 @@ import json
 import tarfile
 from typing import Any
 
-from support.emulator import Emulator
+from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import workspace
 
@@ -71,3 +71,40 @@ def hook(peer: Peer, code: str) -> None:
     """From now on the helper runs after `code`, which may replace functions of `os`."""
     _install(peer, "/usr/local/lib/hooks.py", code + RUN_IT)
     _install(peer, "/usr/local/bin/python3", HOOKED)
+
+
+# The first helper that comes by leaves a mark and waits until it may go on; others, such as those of a later daemon, do not.
+PARKED = """
+import os, sys, time
+def park():
+    try:
+        os.close(os.open("/workspace/parked", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    while not os.path.exists("/workspace/go"):
+        time.sleep(0.005)
+"""
+
+
+class Parked:
+    """The first helper of a verb, held where a test wants to look at what is around it."""
+
+    def __init__(self, peer: Peer, emulator: Emulator, verb: str, where: str = "park()") -> None:
+        """`where`: code that calls park() when the helper is where it is wanted; at once if nothing is given."""
+        self._workspace = workspace(emulator)
+        hook(peer, PARKED + f"if sys.argv[-2] == {verb!r}:\n" + "".join(f"    {line}\n" for line in where.splitlines()))
+
+    def arrives(self) -> None:
+        wait_until((self._workspace / "parked").exists, "the helper is where it is held", 30)
+
+    def release(self) -> None:
+        (self._workspace / "go").touch()
+
+
+def before_rename(name: str) -> str:
+    """Where a helper has written a file aside and is about to put it in its place."""
+    return f"""real_rename = os.rename
+def rename(source, target):
+    if os.path.basename(os.fsencode(target)) == {name.encode()!r}: park()
+    real_rename(source, target)
+os.rename = rename"""

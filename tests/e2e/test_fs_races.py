@@ -1,0 +1,105 @@
+"""Files of the host that change around a push: what was sent is what is remembered, and the next push sees the rest."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator
+from support.inside import Parked
+from support.kill_points import build_preload
+from support.rpc import DEFAULT_KEY, Peer
+from support.scenes import workspace
+
+LONG_AGO = 10**18  # nanoseconds: a time that no clock here can come near
+MOST_TRIES = 50
+
+
+def params(*files: pathlib.Path) -> dict[str, Any]:
+    return {"key": DEFAULT_KEY, "files": [{"host": str(each), "remote": f"d/{each.name}"} for each in files]}
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Into the file that is there, with a time of long ago."""
+    with open(path, "r+b" if path.exists() else "xb") as file:
+        file.write(content)
+        file.truncate()
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+
+
+def replace(path: pathlib.Path, content: bytes) -> None:
+    """With another file, as editors do."""
+    aside = path.with_name("aside")
+    write(aside, content)
+    aside.rename(path)
+
+
+CHANGES: dict[str, Callable[[pathlib.Path], None]] = {
+    "longer": lambda path: write(path, b"what is new"),
+    "same size and time": lambda path: write(path, b"new"),
+    "another file of the same size and time": lambda path: replace(path, b"new"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_after_it_was_read_is_sent_by_the_next_push(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, change: str) -> None:
+    changing, other = tmp_path / "f", tmp_path / "g"
+    write(changing, b"old")
+    write(other, b"other")
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    unpacking = Parked(peer, emulator, "unpack")
+    asked = peer.send("fs.push", params(changing, other))
+    unpacking.arrives()
+    CHANGES[change](changing)
+    unpacking.release()
+    there = workspace(emulator) / "d"
+    assert peer.result(asked)["sent"] == 2
+    assert (there / "f").read_bytes() == b"old"
+    again = peer.call("fs.push", params(changing, other))
+    assert (again["sent"], again["unchanged"]) == (1, 1)
+    assert (there / "f").read_bytes() == changing.read_bytes() != b"old"
+    assert peer.call("fs.push", params(changing, other))["unchanged"] == 2
+
+
+def test_a_file_that_is_gone_after_it_was_read_stays_as_it_was_sent(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "f"
+    write(source, b"old")
+    peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    unpacking = Parked(peer, emulator, "unpack")
+    asked = peer.send("fs.push", params(source))
+    unpacking.arrives()
+    source.unlink()
+    unpacking.release()
+    assert peer.result(asked)["sent"] == 1
+    assert [each["reason"] for each in peer.call("fs.push", params(source))["skipped"]] == ["missing"]
+    write(source, b"old")
+    assert peer.call("fs.push", params(source))["unchanged"] == 1
+    assert (workspace(emulator) / "d" / "f").read_bytes() == b"old"
+
+
+def test_a_change_that_no_time_tells_of_is_seen(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """Sent and changed within one tick of the file system's clock: all that can be seen of the file is as it was."""
+    source, there = tmp_path / "f", "d/f"
+    daemon = make_daemon(environment={"LD_PRELOAD": str(build_preload(tmp_path, "whole_seconds"))}).start()
+    with daemon.peer() as peer:
+        peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        for turn in range(MOST_TRIES):
+            write(source, b"old %02d" % turn)
+            assert peer.call("fs.push", params(source))["sent"] == 1
+            before = source.stat()
+            write(source, b"new %02d" % turn)
+            after = source.stat()
+            again = peer.call("fs.push", params(source))
+            assert again["sent"] == 1
+            assert (workspace(emulator) / there).read_bytes() == b"new %02d" % turn
+            if int(before.st_ctime) == int(after.st_ctime):
+                break
+        else:
+            raise AssertionError("a push never took less than what was left of a second")
+        assert (before.st_size, before.st_mtime_ns, before.st_ino) == (after.st_size, after.st_mtime_ns, after.st_ino)
+        assert peer.call("fs.push", params(source))["unchanged"] == 1

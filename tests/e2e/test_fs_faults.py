@@ -52,6 +52,7 @@ def test_a_part_whose_answer_is_lost_is_sent_again(peer: Peer, emulator: Emulato
     assert left_in_sandbox(emulator) == []
 
 
+@pytest.mark.usefixtures("on_disconnect")
 @pytest.mark.parametrize("action", [{"act_then_drop": "started"}, {"act_then_drop": "done"}, {"drop_before": True}, {"cut_after_bytes": 5}, {"omit_terminal": True},
                                     {"act_then_status": 504}], ids=lambda action: "-".join(map(str, next(iter(action.items())))))
 def test_unpacking_whose_answer_is_lost_is_done_once(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, action: dict[str, Any]) -> None:
@@ -102,7 +103,7 @@ def test_what_cannot_be_reached_is_an_error_that_names_it(peer: Peer, emulator: 
     assert push(peer, tmp_path / "f", "f")["sent"] == 1
 
 
-
+@pytest.mark.usefixtures("on_disconnect")
 @pytest.mark.parametrize("when", ["first part", "second part", "unpacking", "unpacked"])
 def test_a_daemon_killed_while_it_pushes(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, when: str) -> None:
     """Whatever it was about: every file there is whole, the same push ends well, and nothing is left over."""
@@ -139,6 +140,7 @@ def test_a_daemon_killed_while_it_pushes(make_daemon: Callable[..., Daemon], emu
     assert [name for name in os.listdir(daemon.state_dir) if "spool" in name] == []
 
 
+@pytest.mark.usefixtures("on_disconnect")
 @pytest.mark.parametrize("method", ["get", "pull"])
 def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
     room = tmp_path / "room"
@@ -162,6 +164,7 @@ def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], em
     wait_until(lambda: left_in_sandbox(emulator) == [], "what was packed is gone")
 
 
+@pytest.mark.usefixtures("on_disconnect")
 def test_a_client_that_goes_away_does_not_stop_it(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     source = noise(tmp_path / "f", 1_000_000)
     with daemon.peer() as peer:

@@ -1,7 +1,8 @@
 """The daemon dies as by `kill -9` at every request of fs.push and fs.delete, and at every write of what it remembers.
 
 Whatever it was about, each file in the sandbox is whole, old or new; the next daemon brings both sides to be equal with the same
-calls, and nothing is left over. Each operation is repeated, dying one step later every time, until it gets through.
+calls, and nothing is left over. What was at work in the sandbox goes on without the daemon, or is ended. Each operation is
+repeated, dying one step later every time, until it gets through.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from support.kill_points import gets_through
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import workspace
 from support.trees import describe
+
+pytestmark = pytest.mark.usefixtures("on_disconnect")
 
 MOST_POINTS = 20  # an operation that takes more steps than this has run away
 DELETED = ["t/gone", "t/dir"]

@@ -1,0 +1,162 @@
+"""A transfer's call that is cut off while it is at work: the platform may end it, or let it go on for as long as it likes.
+
+The helper is held where it has put some files in place and not yet others, or amid packing. Then its connection breaks, or its
+daemon dies and another one begins while the helper of the old one still lives.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.emulator import Emulator, wait_until
+from support.inside import Parked, before_rename
+from support.rpc import DEFAULT_KEY, Peer
+from support.scenes import EXEC, processes, workspace
+from support.trees import describe, without_marker
+
+NAMES = ("a", "b", "c")
+LIMIT_S = 30.0
+# Where a helper that packs has read one file of those it was asked for.
+AFTER_A_FILE = """real_close = os.close
+def close(fd):
+    real_close(fd)
+    park()
+os.close = close"""
+
+pytestmark = pytest.mark.usefixtures("on_disconnect")
+
+
+def fill(tree: pathlib.Path, text: str) -> dict[bytes, tuple[Any, ...]]:
+    tree.mkdir(exist_ok=True)
+    for name in NAMES:
+        (tree / name).write_text(f"{name} {text}")
+    return describe(tree)
+
+
+def params(tree: pathlib.Path) -> dict[str, Any]:
+    return {"key": DEFAULT_KEY, "files": [{"host": str(tree), "remote": "t"}]}
+
+
+def there(emulator: Emulator) -> dict[bytes, tuple[Any, ...]]:
+    return without_marker(describe(workspace(emulator) / "t"))
+
+
+def left(emulator: Emulator) -> list[str]:
+    """What transfers have left there, but for answers that are kept for whoever might ask again."""
+    return [name for name in os.listdir(workspace(emulator) / ".deepinfra-sandboxd" / "sync") if not name.endswith(".done")]
+
+
+def at_work(emulator: Emulator) -> bool:
+    return any("hooks.py" in line for line in processes(emulator))
+
+
+def waits_for_its_turn(emulator: Emulator) -> bool:
+    """Whether a helper waits for another one's lock on the operation's directory."""
+    (operation,) = left(emulator)
+    inode = (workspace(emulator) / ".deepinfra-sandboxd" / "sync" / operation).stat().st_ino
+    return any("->" in line and f":{inode} " in line for line in pathlib.Path("/proc/locks").read_text().splitlines())
+
+
+def all_have_ended(emulator: Emulator) -> None:
+    wait_until(lambda: not at_work(emulator), "no helper is at work", LIMIT_S)
+
+
+@pytest.mark.parametrize("how", ["fin", "rst"])
+def test_a_push_whose_unpacking_is_cut_off_is_put_in_place_once(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str, how: str) -> None:
+    tree = tmp_path / "tree"
+    fill(tree, "old")
+    peer.call("fs.push", params(tree))
+    expected = fill(tree, "new")
+    unpacking = Parked(peer, emulator, "unpack", before_rename("b"))
+    asked = peer.send("fs.push", params(tree))
+    unpacking.arrives()
+    assert (there(emulator)[b"a"], there(emulator)[b"b"][2]) == (expected[b"a"], b"b old")
+    calls = emulator.count(EXEC)
+    emulator.drop_connections(how)
+    wait_until(lambda: emulator.count(EXEC) > calls, "it is asked again", LIMIT_S)
+    if on_disconnect == "keep":
+        wait_until(lambda: waits_for_its_turn(emulator), "the second one waits for the first", LIMIT_S)
+        assert there(emulator)[b"b"][2] == b"b old"
+        unpacking.release()
+    result = peer.result(asked)
+    assert (result["sent"], result["skipped"]) == (len(NAMES), [])
+    assert there(emulator) == expected
+    all_have_ended(emulator)
+    assert left(emulator) == []
+    assert peer.call("fs.push", params(tree))["unchanged"] == len(NAMES)
+
+
+def test_what_a_dead_daemon_has_left_at_work_undoes_nothing(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path,
+                                                           on_disconnect: str) -> None:
+    tree = tmp_path / "tree"
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        before = fill(tree, "old")
+        peer.call("fs.push", params(tree))
+        fill(tree, "new")
+        unpacking = Parked(peer, emulator, "unpack", before_rename("b"))
+        peer.send("fs.push", params(tree))
+        unpacking.arrives()
+    daemon.kill()
+    if on_disconnect == "kill_group":
+        all_have_ended(emulator)
+    assert there(emulator) == {**before, b"a": ("file", 0o644, b"a new")}
+    expected = fill(tree, "newest")
+    daemon.start()
+    with daemon.peer() as peer:
+        result = peer.call("fs.push", params(tree))
+        assert (result["sent"], result["skipped"]) == (len(NAMES), [])
+        assert at_work(emulator) == (on_disconnect == "keep")
+        unpacking.release()
+        all_have_ended(emulator)
+        assert there(emulator) == expected
+        assert left(emulator) == []
+        assert peer.call("fs.push", params(tree))["unchanged"] == len(NAMES)
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_packing_that_is_cut_off_is_asked_for_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str, method: str) -> None:
+    peer.sh("mkdir d; cd d; head -c 3000000 /dev/urandom > a; echo b > b")
+    packing = Parked(peer, emulator, "pack", "import atexit\natexit.register(park)")
+    asked = peer.send("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "d")})
+    packing.arrives()
+    calls = emulator.count(EXEC)
+    emulator.drop_connections()
+    wait_until(lambda: emulator.count(EXEC) > calls, "it is asked again", LIMIT_S)
+    packing.release()
+    assert peer.result(asked)["files"] == 2
+    if method == "get":
+        assert describe(tmp_path / "d") == describe(workspace(emulator) / "d")
+    all_have_ended(emulator)
+    wait_until(lambda: left(emulator) == [], "what was packed is gone", LIMIT_S)
+
+
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_what_a_dead_daemon_has_left_packing_leaves_nothing(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str,
+                                                           method: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    asked = {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")}
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.sh("mkdir d; cd d; head -c 3000000 /dev/urandom > a; echo b > b")
+        packing = Parked(peer, emulator, "pack", AFTER_A_FILE)
+        peer.send("fs." + method, asked)
+        packing.arrives()
+        assert list((workspace(emulator) / ".deepinfra-sandboxd" / "sync").glob("*/part-*"))
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        assert peer.call("fs." + method, asked)["files"] == 2
+        assert os.listdir(room) == ["d"]
+        packing.release()
+        all_have_ended(emulator)
+        peer.call("fs." + method, asked)  # sweeps
+        wait_until(lambda: left(emulator) == [], "what was packed is gone", LIMIT_S)
+    assert (room / "d" / "b").read_text() == "b\n" if method == "get" else (room / "d").stat().st_size > 3_000_000

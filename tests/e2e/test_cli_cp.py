@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -94,12 +95,25 @@ def test_a_daemon_that_ends_meanwhile_is_asked_again(make_daemon: Callable[..., 
     assert (workspace(emulator) / "f").read_bytes() == (tmp_path / "f").read_bytes()
 
 
-def test_a_terminal_gets_a_bar_that_goes_away(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:
-    peer.call("sandbox.ensure", {"key": {"profile": "default", "task": "default"}})
-    (tmp_path / "f").write_bytes(os.urandom(20_000_000))
+SIZE = 20_000_000  # more than one part
+CONTENT = "/v1/sandboxes/{id}/fs/content"
+
+
+@pytest.fixture
+def slowly(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    """A file on each side, and a line on which it takes long enough for several words about it."""
+    peer.sh(f"head -c {SIZE} /dev/urandom > there")
+    (tmp_path / "here").write_bytes(os.urandom(SIZE))
+    emulator.fault({"stall_after_bytes": 1_000_000, "stall_ms": 400}, method="GET", route=CONTENT)
+    emulator.fault({"latency_after_ms": 400}, method="PUT", route=CONTENT)
+
+
+def cp_on_terminal(daemon: Daemon, cwd: pathlib.Path, *arguments: str, only: str) -> tuple[bytes, bytes]:
+    """What is written to the pipe that one of stdout and stderr is, and to the terminal that the `only` other one is."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(daemon.command("cp", "f", "sandbox:f"), env={**daemon.environment, "TERM": "xterm"}, cwd=tmp_path, stdout=subprocess.PIPE,
-                          stderr=theirs) as copying:
+    piped = "stdout" if only == "stderr" else "stderr"
+    with subprocess.Popen(daemon.command("cp", *arguments), env={**daemon.environment, "TERM": "xterm"}, cwd=cwd,
+                          **{piped: subprocess.PIPE, only: theirs}) as copying:
         os.close(theirs)
         seen = b""
         try:
@@ -107,8 +121,33 @@ def test_a_terminal_gets_a_bar_that_goes_away(daemon: Daemon, peer: Peer, tmp_pa
                 seen += data
         except OSError:  # how a terminal whose other end is closed ends
             pass
-        out, _ = copying.communicate(timeout=60)
+        out, err = copying.communicate(timeout=60)
     os.close(ours)
-    assert out == b"copied 1 file, 19.1 MiB, to sandbox:f\n"
-    assert b"sending [" in seen and b"100% 19.1 MiB of 19.1 MiB" in seen
-    assert seen.endswith(b"\r\x1b[K")
+    assert copying.returncode == 0
+    return out or err, seen
+
+
+@pytest.mark.usefixtures("slowly")
+@pytest.mark.parametrize(("source", "target", "word"), [("here", "sandbox:f", b"sending"), ("sandbox:there", "f", b"receiving")])
+def test_a_terminal_gets_a_bar_that_goes_away(daemon: Daemon, tmp_path: pathlib.Path, source: str, target: str, word: bytes) -> None:
+    out, seen = cp_on_terminal(daemon, tmp_path, source, target, only="stderr")
+    assert out.startswith(b"copied 1 file, 19.1 MiB, to ") and out.endswith(b"f\n")
+    bars = re.findall(rb"\r" + word + rb" \[(#*)( *)\] +(\d+)% (\S+ \S+) of 19\.1 MiB\x1b\[K", seen)
+    shares = [int(share) for _, _, share, _ in bars]
+    assert len(bars) >= 2 and 0 < shares[0] < 100 and shares == sorted(shares) and shares[-1] == 100
+    assert {len(full) + len(empty) for full, empty, _, _ in bars} == {30}
+    assert len(bars[-1][0]) == 30 and bars[-1][3] == b"19.1 MiB"
+    assert seen.endswith(b"\r\x1b[K") and b"\n" not in seen
+
+
+@pytest.mark.usefixtures("slowly")
+@pytest.mark.parametrize(("source", "target"), [("here", "sandbox:f"), ("sandbox:there", "f")])
+def test_nothing_is_drawn_where_there_is_no_terminal(daemon: Daemon, tmp_path: pathlib.Path, source: str, target: str) -> None:
+    done = cp(daemon, tmp_path, source, target)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.count(b"\n") == 1 and b"\r" not in done.stdout
+
+
+@pytest.mark.usefixtures("slowly")
+def test_a_terminal_that_is_only_for_the_answer_gets_no_bar(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    errors, seen = cp_on_terminal(daemon, tmp_path, "sandbox:there", "f", only="stdout")
+    assert (errors, seen) == (b"", f"copied 1 file, 19.1 MiB, to {tmp_path}/f\r\n".encode())

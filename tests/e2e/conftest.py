@@ -13,6 +13,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from support.confined import WITHOUT_UNSHARE, needs_a_filter  # noqa: E402
 from support.daemon import Daemon  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 from support.kill_points import build_preload  # noqa: E402
@@ -66,6 +67,12 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture
 def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     return make_daemon().start()
+
+
+@pytest.fixture(params=["as usual", pytest.param("where unshare is forbidden", marks=needs_a_filter)])
+def unpacking(request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon]) -> Daemon:
+    """A daemon for each of the ways to unpack here: in a directory of the thread's own, and by whole paths."""
+    return make_daemon(prefix=() if request.param == "as usual" else WITHOUT_UNSHARE).start()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator
-from support.inside import lie, member, packed
+from support.inside import HARMLESS, HOSTILE, HOSTILE_TREE, lie, member, packed, told_of
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure, b64
 from support.scenes import workspace
 from support.trees import describe, make_tree, without_marker
@@ -202,48 +202,26 @@ def test_delete_stays_below_workspace_and_makes_no_sandbox(peer: Peer, emulator:
     assert peer.sh("test -e /tmp/keep").returncode == 0
 
 
-HOSTILE = [
-    (member("/etc/evil"), b"absolute"),
-    (member("workspace/d/../../../evil"), b"dots"),
-    (member("workspace/other"), b"not asked for"),
-    (member("workspace/dd"), b"a neighbour's name"),
-    (member("workspace/d/abs", tarfile.SYMTYPE, "/etc"), b""),
-    (member("workspace/d/up", tarfile.SYMTYPE, "../../.."), b""),
-    (member("workspace/d/late", tarfile.SYMTYPE, "sub/../../x"), b""),
-    (member("workspace/d/hard", tarfile.LNKTYPE, "workspace/d/good"), b""),
-    (member("workspace/d/hard-out", tarfile.LNKTYPE, "/etc/passwd"), b""),
-    (member("workspace/d/fifo", tarfile.FIFOTYPE), b""),
-    (member("workspace/d/device", tarfile.CHRTYPE), b""),
-]
-# Links that each stay inside by their own names, and lead out together.
-THROUGH_LINKS = [
-    (member("workspace/d/a/b/c/up", tarfile.SYMTYPE, "../../.."), b""),
-    (member("workspace/d/a/b/c/up/evil"), b"evil"),
-    (member("workspace/d/sub/through"), b"through a link"),
-]
-
-
 @pytest.mark.parametrize("method", ["get", "pull"])
-def test_nothing_hostile_reaches_the_host(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
-    target = tmp_path / "room" / "d"
-    target.parent.mkdir()
-    members = [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"), *HOSTILE,
-               (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""), (member("workspace/d/a/b", tarfile.DIRTYPE, mode=0o755), b""),
-               (member("workspace/d/a/b/c", tarfile.SYMTYPE, "../.."), b""), *THROUGH_LINKS]
-    lie(peer, emulator, packed(members), members=len(members), bytes=sum(len(content) for _, content in members))
-    before = set(os.listdir(tmp_path))
-    got = call(peer, method, remote="d", host=str(target))
+def test_nothing_hostile_reaches_the_host(unpacking: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    with unpacking.peer() as peer:
+        lie(peer, emulator, packed(HOSTILE_TREE), **told_of(HOSTILE_TREE))
+        before = set(os.listdir(tmp_path))
+        got = call(peer, method, remote="d", host=str(room / "d"))
     assert {os.fsencode(each["remote"]) for each in got["skipped"] if each["reason"] == "refused"} == {
-        b"/" + os.fsencode(each.name) for each, _ in [*HOSTILE, *THROUGH_LINKS]}
+        b"/" + os.fsencode(each.name) for each, _ in HOSTILE}
     if method == "pull":
-        with tarfile.open(target) as archive:
-            assert {each.name for each in archive} == {"workspace/d", "workspace/d/good", "workspace/d/sub", "workspace/d/a/b", "workspace/d/a/b/c"}
+        with tarfile.open(room / "d") as archive:
+            assert {each.name for each in archive} == {"workspace/d", *(f"workspace/d/{name}" for name in HARMLESS)}
             assert archive.getmember("workspace/d/good").mode == 0o755
         return
-    assert describe(target)[b"good"] == ("file", 0o755, b"good")
-    assert set(os.listdir(target)) == {"good", "sub", "a"}
+    assert {os.fsdecode(name) for name in describe(room / "d")} == {"a", *HARMLESS}
+    assert describe(room / "d")[b"good"] == ("file", 0o755, b"good")
     assert set(os.listdir(tmp_path)) == before and not os.path.lexists("/etc/evil")
-    assert set(os.listdir(tmp_path / "room")) == {"d"}
+    assert set(os.listdir(room)) == {"d"}
+    nothing_left(emulator, unpacking, room)
 
 
 @pytest.mark.parametrize("answer", [

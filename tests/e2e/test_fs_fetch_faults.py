@@ -125,6 +125,10 @@ def test_where_unshare_is_forbidden(make_daemon: Callable[..., Daemon], emulator
         peer.sh("mkdir /workspace/d; cd /workspace/d; ln -s / out; ln -s sub in; mkdir sub; echo x > sub/f")
         assert [each["remote"] for each in get(peer, "d", room / "d")["skipped"]] == ["/workspace/d/out"]
         assert sorted(os.listdir(room / "d")) == ["in", "sub"]
+        # A link of this side's own on the way is the user's, and followed.
+        (tmp_path / "alias").symlink_to(room)
+        assert get(peer, "tree", tmp_path / "alias" / "again")["skipped"] == []
+        assert describe(room / "again") == describe(tmp_path / "tree")
     nothing_left(emulator, daemon, room)
     assert pathlib.Path.cwd() == pathlib.Path(os.readlink(f"/proc/{daemon.pid}/cwd"))
 

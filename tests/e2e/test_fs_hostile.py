@@ -131,16 +131,17 @@ def test_what_is_refused_leaves_no_memory_behind(peer: Peer, daemon: Daemon, emu
 
 
 @pytest.mark.parametrize("method", ["get", "pull"])
-def test_nothing_is_made_that_is_deeper_than_a_path_is_long(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
+def test_nothing_is_made_that_is_deeper_than_a_path_is_long(unpacking: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
     room = tmp_path / "room"
     room.mkdir()
     deep = "workspace/d" + "/x" * 12_000
     fitting = "workspace/d" + "/y" * ((4000 - len(os.fsencode(room))) // 2)
     members = [member("workspace/d", tarfile.DIRTYPE, mode=0o755), member(deep, tarfile.DIRTYPE, mode=0o755), member(fitting, mode=0o644)]
-    lie(peer, emulator, packed([(each, b"") for each in members]), members=3, bytes=0)
-    got = peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
+    with unpacking.peer() as peer:
+        lie(peer, emulator, packed([(each, b"") for each in members]), members=3, bytes=0)
+        got = peer.call("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(room / "d")})
     assert [each["reason"] for each in got["skipped"]][0] == "refused" and "longer than this system takes" in got["skipped"][0]["text"]
-    assert os.listdir(room) == ["d"] and list((daemon.state_dir / "stages").iterdir()) == []
+    assert os.listdir(room) == ["d"] and list((unpacking.state_dir / "stages").iterdir()) == []
     if method == "pull":
         with tarfile.open(room / "d") as archive:
             assert {each.name for each in archive} == {"workspace/d", fitting}

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from support.confined import WITHOUT_UNSHARE, needs_a_filter
 from support.daemon import Daemon, find_binary
 from support.emulator import Emulator
+from support.inside import HARMLESS, HOSTILE, HOSTILE_TREE, LIAR, packed, prepare_lie, told_of
 from support.scenes import workspace
 from support.trees import describe, without_marker
 
@@ -43,9 +45,9 @@ class User:
         return self.run(*self.daemon.command("cp", source, target))
 
 
-@pytest.fixture
-def user(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
-    """Who runs the tests, or nobody if that is root."""
+@pytest.fixture(params=["as usual", pytest.param("where unshare is forbidden", marks=needs_a_filter)])
+def user(request: pytest.FixtureRequest, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+    """Who runs the tests, or nobody if that is root; with a daemon for each of the ways to unpack here."""
     become = NOBODY if os.geteuid() == 0 else ()
     # Not below pytest's own directory, which is only its user's.
     base = pathlib.Path(tempfile.mkdtemp(prefix="sandboxd-test-", dir="/tmp"))
@@ -54,7 +56,7 @@ def user(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
         shutil.copy(find_binary(), binary)
         monkeypatch.setenv("DEEPINFRA_SANDBOXD", str(binary))
         (base / "work").mkdir()
-        daemon = Daemon(base, emulator.url, prefix=become)
+        daemon = Daemon(base, emulator.url, prefix=become if request.param == "as usual" else (*WITHOUT_UNSHARE, *become))
         daemon.log_file.touch()
         for path in (base, base / "work", daemon.directory):
             path.chmod(0o777)
@@ -110,6 +112,18 @@ def test_what_cannot_be_read_is_left_out_and_named(user: User, emulator: Emulato
         assert [line for line in named if line.endswith(f"{user.work}/{path}: Permission denied")], named
     there = without_marker(describe(workspace(emulator) / "u"))
     assert {name for name, what in there.items() if what[0] == "file"} == {b"open"}
+
+
+def test_nothing_hostile_is_unpacked_either(user: User, emulator: Emulator) -> None:
+    user.inside(f"cat > /usr/local/bin/python3 <<'END'\n{LIAR}END\nchmod +x /usr/local/bin/python3")
+    prepare_lie(emulator, packed(HOSTILE_TREE), **told_of(HOSTILE_TREE))
+    done = user.cp("sandbox:d", "d")
+    assert done.returncode == 1 and done.stdout.startswith(b"copied 3 files, 4 B, to ")
+    refused = [line.split(": ")[1] for line in done.stderr.decode().splitlines()]
+    assert sorted(refused) == sorted("/" + each.name for each, _ in HOSTILE)
+    assert {os.fsdecode(name) for name in describe(user.work / "d")} == {"a", *HARMLESS}
+    assert os.listdir(user.work) == ["d"] and not os.path.lexists("/etc/evil")
+    assert list((user.daemon.state_dir / "stages").iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="there is nobody else to own something")

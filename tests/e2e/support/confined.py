@@ -17,7 +17,7 @@ program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
 assert libc.unshare(0x200) == -1 and ctypes.get_errno() == 1
-os.execv(sys.argv[1], sys.argv[1:])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 WITHOUT_UNSHARE = (sys.executable, "-c", _FILTER)  # in front of a command line
 needs_a_filter = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the number of the system call is not known")

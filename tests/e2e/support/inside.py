@@ -57,14 +57,56 @@ def packed(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     return out.getvalue()
 
 
+# What a fetch of workspace/d must refuse, each by its name.
+_OUTSIDE = [
+    (member("workspace/d", tarfile.SYMTYPE, "/etc"), b""),
+    (member("/etc/evil"), b"absolute"),
+    (member("workspace/d/../../../evil"), b"dots"),
+    (member("workspace/other"), b"not asked for"),
+    (member("workspace/dd"), b"a neighbour's name"),
+    (member("workspace/d/abs", tarfile.SYMTYPE, "/etc"), b""),
+    (member("workspace/d/up", tarfile.SYMTYPE, "../../.."), b""),
+    (member("workspace/d/late", tarfile.SYMTYPE, "sub/../../x"), b""),
+    (member("workspace/d/hard", tarfile.LNKTYPE, "workspace/d/good"), b""),
+    (member("workspace/d/hard-out", tarfile.LNKTYPE, "/etc/passwd"), b""),
+    (member("workspace/d/fifo", tarfile.FIFOTYPE), b""),
+    (member("workspace/d/device", tarfile.CHRTYPE), b""),
+]
+# Links that each stay inside by their own names, and what leads out through them together.
+_LINKS = [
+    (member("workspace/d/sub", tarfile.SYMTYPE, "inside"), b""),
+    (member("workspace/d/a/b", tarfile.DIRTYPE, mode=0o755), b""),
+    (member("workspace/d/a/b/c", tarfile.SYMTYPE, "../.."), b""),
+]
+_THROUGH_LINKS = [
+    (member("workspace/d/a/b/c/up", tarfile.SYMTYPE, "../../.."), b""),
+    (member("workspace/d/a/b/c/up/evil"), b"evil"),
+    (member("workspace/d/sub/through"), b"through a link"),
+]
+HOSTILE = [*_OUTSIDE, *_THROUGH_LINKS]
+HOSTILE_TREE = [(member("workspace/d", tarfile.DIRTYPE, mode=0o755), b""), (member("workspace/d/good", mode=0o4755), b"good"),
+                *_OUTSIDE, *_LINKS, *_THROUGH_LINKS]
+HARMLESS = ["good", "sub", "a/b", "a/b/c"]  # of it
+
+
+def told_of(members: list[tuple[tarfile.TarInfo, bytes]]) -> dict[str, int]:
+    """What an honest helper would say about them."""
+    return {"members": len(members), "bytes": sum(len(content) for _, content in members)}
+
+
 def lie(peer: Peer, emulator: Emulator, archive: bytes, *, parts: int = 1, **answer: Any) -> None:
     """The next fetch gets `archive`, in each of its parts, and is told `answer`, or its `raw` text, about it."""
-    told = {"kind": "directory", "sizes": [len(archive)] * parts, "drop": [], "skipped": [], "skipped_more": 0, **answer}
     peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+    prepare_lie(emulator, archive, parts=parts, **answer)
+    _install(peer, "/usr/local/bin/python3", LIAR)
+
+
+def prepare_lie(emulator: Emulator, archive: bytes, *, parts: int = 1, **answer: Any) -> None:
+    """What LIAR needs."""
+    told = {"kind": "directory", "sizes": [len(archive)] * parts, "drop": [], "skipped": [], "skipped_more": 0, **answer}
     (workspace(emulator) / "evil.tar").write_bytes(archive)
     (workspace(emulator) / "parts").write_text(" ".join(f"{i:06}" for i in range(parts)))
     (workspace(emulator) / "answer").write_text(told["raw"] if "raw" in told else json.dumps(told))
-    _install(peer, "/usr/local/bin/python3", LIAR)
 
 
 def hook(peer: Peer, code: str) -> None:

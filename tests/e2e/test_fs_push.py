@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.scenes import workspace
 from support.trees import describe, make_tree, without_marker
 
 REQUEST_BOUND_FIRST = 4
+REQUEST_BOUND_CHANGED = 3
 
 
 def push(peer: Peer, *pairs: tuple[Any, Any], **more: Any) -> dict[str, Any]:
@@ -64,18 +66,20 @@ def small_files(root: pathlib.Path, count: int) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def test_six_hundred_files_take_few_requests_and_unchanged_none(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("how", ["one by one", "as a directory"])
+def test_six_hundred_files_take_few_requests_and_unchanged_none(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, how: str) -> None:
     ready(peer)
     pairs = small_files(tmp_path / "files", 600)
+    asked = pairs if how == "one by one" else [(tmp_path / "files", "/workspace/files")]
     emulator.reset_stats()
-    assert push(peer, *pairs)["sent"] == 600
+    assert push(peer, *asked)["sent"] == 600
     assert emulator.count() <= REQUEST_BOUND_FIRST
     emulator.reset_stats()
-    assert push(peer, *pairs)["unchanged"] == 600
+    assert push(peer, *asked)["unchanged"] == 600
     assert emulator.count() == 0
     pairs[7][0].write_bytes(b"new")
-    assert push(peer, *pairs)["sent"] == 1
-    assert emulator.count() <= 3
+    assert push(peer, *asked)["sent"] == 1
+    assert emulator.count() <= REQUEST_BOUND_CHANGED
 
 
 def test_another_client_and_another_daemon_still_know(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
@@ -172,6 +176,53 @@ def test_what_cannot_be_sent_is_named_and_the_rest_is_sent(peer: Peer, emulator:
     assert skipped == {"fifo": "special", "sock": "special", "out": "link_outside", "absolute": "link_outside", "n": "missing"}
     assert sorted(without_marker(describe(workspace(emulator) / "t"))) == [b"good", b"in"]
     assert os.readlink(workspace(emulator) / "t" / "in") == "good"
+
+
+def devices(tree: pathlib.Path) -> list[str]:
+    """Names of what only root may make; those would be harmless to read."""
+    try:
+        os.mknod(tree / "character", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(tree / "block", stat.S_IFBLK | 0o666, os.makedev(1, 0))
+    except PermissionError as problem:
+        pytest.skip(f"no devices can be made: {problem}")
+    return ["character", "block"]
+
+
+def test_devices_are_named_wherever_they_are(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "good").write_bytes(b"good")
+    names = devices(tree / "sub")
+    (tmp_path / "link").symlink_to(tree / "sub" / "block")
+    result = push(peer, (tree, "t"), (tree / "sub" / "character", "c"), (tmp_path / "link", "b"))
+    assert {each["remote"]: (each["host"], each["reason"]) for each in result["skipped"]} == {
+        **{f"/workspace/t/sub/{name}": (f"{tree}/sub/{name}", "special") for name in names},
+        "/workspace/c": (f"{tree}/sub/character", "special"), "/workspace/b": (f"{tree}/sub/block", "special")}
+    assert all("device" in each["text"] for each in result["skipped"])
+    assert sorted(without_marker(describe(workspace(emulator) / "t"))) == [b"good", b"sub"]
+    assert not (workspace(emulator) / "c").exists() and not (workspace(emulator) / "b").exists()
+    with pytest.raises(RpcFailure) as refused:
+        peer.call("fs.put", {"key": DEFAULT_KEY, "host": f"{tree}/sub/character", "remote": "c"})
+    assert refused.value.name == "host_file" and f"{tree}/sub/character" in refused.value.message and "device" in refused.value.message
+
+
+LINKS = {"out": ("../x", True), "sub/out": ("../../x", True), "sub/deep/root": ("/", True), "sub/through": ("../sub/../../x", True),
+         "in": ("sub/f", False), "sub/in": ("../sub/deep", False), "sub/deep/broken": ("../../nothing", False), "self": (".", False)}
+
+
+def test_links_that_lead_out_are_named_and_others_kept(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub" / "deep").mkdir(parents=True)
+    (tree / "sub" / "f").write_text("f")
+    (tmp_path / "x").write_text("a secret")
+    for path, (target, _) in LINKS.items():
+        (tree / path).symlink_to(target)
+    result = push(peer, (tree, "t"))
+    assert {each["remote"]: each["reason"] for each in result["skipped"]} == {
+        f"/workspace/t/{path}": "link_outside" for path, (_, out) in LINKS.items() if out}
+    expected = {path: what for path, what in describe(tree).items() if not LINKS.get(os.fsdecode(path), ("", False))[1]}
+    assert without_marker(describe(workspace(emulator) / "t")) == expected
+    assert push(peer, (tree, "t"))["sent"] == 0
 
 
 def test_a_directory_is_never_lost_to_a_file(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
@@ -41,8 +42,8 @@ class User:
         done = self.run(*self.daemon.command("exec", "--", "sh", "-c", script))
         assert done.returncode == 0, done.stderr
 
-    def cp(self, source: str, target: str) -> subprocess.CompletedProcess[bytes]:
-        return self.run(*self.daemon.command("cp", source, target))
+    def cp(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return self.run(*self.daemon.command("cp", *arguments))
 
 
 @pytest.fixture(params=["as usual", pytest.param("where unshare is forbidden", marks=needs_a_filter)])
@@ -112,6 +113,9 @@ def test_what_cannot_be_read_is_left_out_and_named(user: User, emulator: Emulato
         assert [line for line in named if line.endswith(f"{user.work}/{path}: Permission denied")], named
     there = without_marker(describe(workspace(emulator) / "u"))
     assert {name for name, what in there.items() if what[0] == "file"} == {b"open"}
+    told = json.loads(user.cp("--json", "u", "sandbox:again").stdout)
+    assert sorted((each["host"], each["remote"], each["reason"], each["text"]) for each in told["skipped"]) == [
+        (f"{user.work}/u/{path}", f"/workspace/again/{path}", "unreadable", "Permission denied") for path in ("mute/f", "secret", "shut")]
 
 
 def test_nothing_hostile_is_unpacked_either(user: User, emulator: Emulator) -> None:

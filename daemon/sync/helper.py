@@ -163,6 +163,17 @@ def gone_of(paths):
     return gone
 
 
+def gone_before(operation, paths, aside):
+    """Those that were gone before the operation's first try, which may have ended amid what it does about them."""
+    kept = operation.directory + b"/gone"
+    if os.path.exists(kept):
+        with open(kept, "rb") as file:
+            return json.load(file)
+    gone = gone_of(paths)
+    write_whole(kept, json.dumps(gone).encode(), aside)
+    return gone
+
+
 def once(work, without_room=False):
     """A verb whose answer is kept for whoever asks again. `without_room`: it is done even where nothing can be kept."""
     def verb(asked):

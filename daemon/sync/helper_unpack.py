@@ -296,15 +296,4 @@ def unpack(asked, operation):
     return {"failed": failed, "gone": gone, "into": went_into}
 
 
-def gone_before(operation, claims, aside):
-    """As it was before directories were made on the way to what is new; an earlier try may have made some."""
-    kept = operation.directory + b"/gone"
-    if os.path.exists(kept):
-        with open(kept, "rb") as file:
-            return json.load(file)
-    gone = gone_of(claims)
-    write_whole(kept, json.dumps(gone).encode(), aside)
-    return gone
-
-
 VERBS["unpack"] = once(unpack)

@@ -15,7 +15,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
-from support.inside import Parked, before_rename
+from support.inside import Parked, before
 from support.rpc import DEFAULT_KEY, Peer
 from support.scenes import EXEC, processes, workspace
 from support.trees import describe, without_marker
@@ -73,7 +73,7 @@ def test_a_push_whose_unpacking_is_cut_off_is_put_in_place_once(peer: Peer, emul
     fill(tree, "old")
     peer.call("fs.push", params(tree))
     expected = fill(tree, "new")
-    unpacking = Parked(peer, emulator, "unpack", before_rename("b"))
+    unpacking = Parked(peer, emulator, "unpack", before("rename", "b"))
     asked = peer.send("fs.push", params(tree))
     unpacking.arrives()
     assert (there(emulator)[b"a"], there(emulator)[b"b"][2]) == (expected[b"a"], b"b old")
@@ -97,16 +97,16 @@ def test_what_a_dead_daemon_has_left_at_work_undoes_nothing(make_daemon: Callabl
     tree = tmp_path / "tree"
     daemon = make_daemon().start()
     with daemon.peer() as peer:
-        before = fill(tree, "old")
+        old = fill(tree, "old")
         peer.call("fs.push", params(tree))
         fill(tree, "new")
-        unpacking = Parked(peer, emulator, "unpack", before_rename("b"))
+        unpacking = Parked(peer, emulator, "unpack", before("rename", "b"))
         peer.send("fs.push", params(tree))
         unpacking.arrives()
     daemon.kill()
     if on_disconnect == "kill_group":
         all_have_ended(emulator)
-    assert there(emulator) == {**before, b"a": ("file", 0o644, b"a new")}
+    assert there(emulator) == {**old, b"a": ("file", 0o644, b"a new")}
     expected = fill(tree, "newest")
     daemon.start()
     with daemon.peer() as peer:
@@ -118,6 +118,26 @@ def test_what_a_dead_daemon_has_left_at_work_undoes_nothing(make_daemon: Callabl
         assert there(emulator) == expected
         assert left(emulator) == []
         assert peer.call("fs.push", params(tree))["unchanged"] == len(NAMES)
+
+
+def test_a_deletion_that_is_cut_off_is_told_as_it_was(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str) -> None:
+    fill(tmp_path / "tree", "old")
+    peer.call("fs.push", params(tmp_path / "tree"))
+    deleting = Parked(peer, emulator, "delete", before("unlink", "b"))
+    asked = peer.send("fs.delete", {"key": DEFAULT_KEY, "remotes": ["t/a", "t/nothing", "t/b"]})
+    deleting.arrives()
+    assert sorted(there(emulator)) == [b"b", b"c"]
+    calls = emulator.count(EXEC)
+    emulator.drop_connections()
+    wait_until(lambda: emulator.count(EXEC) > calls, "it is asked again", LIMIT_S)
+    if on_disconnect == "keep":
+        wait_until(lambda: waits_for_its_turn(emulator), "the second one waits for the first", LIMIT_S)
+        deleting.release()
+    assert peer.result(asked) == {"deleted": 2, "missing": 1, "failed": [], "failed_more": 0}
+    assert sorted(there(emulator)) == [b"c"]
+    all_have_ended(emulator)
+    assert left(emulator) == []
+    assert peer.call("fs.push", params(tmp_path / "tree"))["sent"] == 2
 
 
 @pytest.mark.parametrize("method", ["get", "pull"])

@@ -143,10 +143,10 @@ class Parked:
         (self._workspace / "go").touch()
 
 
-def before_rename(name: str) -> str:
-    """Where a helper has written a file aside and is about to put it in its place."""
-    return f"""real_rename = os.rename
-def rename(source, target):
-    if os.path.basename(os.fsencode(target)) == {name.encode()!r}: park()
-    real_rename(source, target)
-os.rename = rename"""
+def before(call: str, name: str) -> str:
+    """Where a helper is about to do the last step with a file: `rename` it into its place, or `unlink` it."""
+    return f"""real = os.{call}
+def held(*paths, **how):
+    if os.path.basename(os.fsencode(paths[-1])) == {name.encode()!r}: park()
+    return real(*paths, **how)
+os.{call} = held"""

@@ -103,7 +103,7 @@ void archive_writer::begin_member(const local_entry& entry) {
     members_.push_back(
         {next_ - 1,
          false,
-         {entry.kind, entry.mode, entry.print, link && is_doubtful(entry.print, wall_clock()),
+         {entry.kind, entry.mode, entry.print, link && is_doubtful(entry.print, entry.read_at),
           link ? digest.take() : std::string()}});
 }
 

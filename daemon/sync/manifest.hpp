@@ -48,7 +48,8 @@ struct local_entry {
     file_kind kind = file_kind::file;
     unsigned mode = 0;
     file_print print;
-    std::string link; // the target of a link
+    std::string link;         // the target of a link
+    std::int64_t read_at = 0; // of a link: when its target was looked at, or a little before
 };
 
 // Whether it has to be sent. `look`: the content decides, which has to be read for that.

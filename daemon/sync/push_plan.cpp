@@ -45,8 +45,9 @@ bool push_plan::is_unchanged(const local_entry& each) {
     if (first != verdict::look) return first == verdict::unchanged;
     file_print print = each.print;
     std::string content;
-    const std::int64_t looked_at = wall_clock();
+    std::int64_t looked_at = wall_clock();
     if (each.kind == file_kind::link) {
+        looked_at = each.read_at;
         digest target;
         target.add(each.link);
         content = target.take();

@@ -128,11 +128,13 @@ private:
             return false;
         }
         entry.link = std::move(target);
+        entry.read_at = begun_;
         return true;
     }
 
     scanned& out_;
     const std::atomic<bool>& stop_;
+    const std::int64_t begun_ = wall_clock();
     std::vector<place> pending_;
 };
 

@@ -1,4 +1,4 @@
-/* Preloaded into the daemon by test_fs_changes.py: files have times in whole seconds, as on older file systems and some of the
+/* Preloaded into the daemon by test_fs_races.py: files have times in whole seconds, as on older file systems and some of the
    network. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

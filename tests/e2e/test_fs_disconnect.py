@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import tarfile
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ def close(fd):
     real_close(fd)
     park()
 os.close = close"""
+# ... has done all its work, which is not told yet.
+BEFORE_IT_ANSWERS = "import atexit\natexit.register(park)"
 
 pytestmark = pytest.mark.usefixtures("on_disconnect")
 
@@ -140,19 +143,26 @@ def test_a_deletion_that_is_cut_off_is_told_as_it_was(peer: Peer, emulator: Emul
     assert peer.call("fs.push", params(tmp_path / "tree"))["sent"] == 2
 
 
+@pytest.mark.parametrize("where", [AFTER_A_FILE, BEFORE_IT_ANSWERS], ids=["amid it", "before it answers"])
 @pytest.mark.parametrize("method", ["get", "pull"])
-def test_packing_that_is_cut_off_is_asked_for_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str, method: str) -> None:
+def test_packing_that_is_cut_off_is_asked_for_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str, method: str, where: str) -> None:
     peer.sh("mkdir d; cd d; head -c 3000000 /dev/urandom > a; echo b > b")
-    packing = Parked(peer, emulator, "pack", "import atexit\natexit.register(park)")
+    packing = Parked(peer, emulator, "pack", where)
     asked = peer.send("fs." + method, {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "d")})
     packing.arrives()
     calls = emulator.count(EXEC)
     emulator.drop_connections()
     wait_until(lambda: emulator.count(EXEC) > calls, "it is asked again", LIMIT_S)
-    packing.release()
+    if where == AFTER_A_FILE and on_disconnect == "keep":
+        wait_until(lambda: waits_for_its_turn(emulator), "the second one waits for the first", LIMIT_S)
+        packing.release()
     assert peer.result(asked)["files"] == 2
+    packing.release()
     if method == "get":
         assert describe(tmp_path / "d") == describe(workspace(emulator) / "d")
+    else:
+        with tarfile.open(tmp_path / "d") as archive:
+            assert archive.extractfile("workspace/d/a").read() == (workspace(emulator) / "d" / "a").read_bytes()
     all_have_ended(emulator)
     wait_until(lambda: left(emulator) == [], "what was packed is gone", LIMIT_S)
 

@@ -134,7 +134,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(daemon: Daemon, tmp_path: pathlib.
     assert out.startswith(b"copied 1 file, 19.1 MiB, to ") and out.endswith(b"f\n")
     bars = re.findall(rb"\r" + word + rb" \[(#*)( *)\] +(\d+)% (\S+ \S+) of 19\.1 MiB\x1b\[K", seen)
     shares = [int(share) for _, _, share, _ in bars]
-    assert len(bars) >= 2 and 0 < shares[0] < 100 and shares == sorted(shares) and shares[-1] == 100
+    assert any(0 < share < 100 for share in shares) and shares == sorted(shares) and shares[-1] == 100
     assert {len(full) + len(empty) for full, empty, _, _ in bars} == {30}
     assert len(bars[-1][0]) == 30 and bars[-1][3] == b"19.1 MiB"
     assert seen.endswith(b"\r\x1b[K") and b"\n" not in seen

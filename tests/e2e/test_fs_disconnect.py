@@ -162,7 +162,8 @@ def test_packing_that_is_cut_off_is_asked_for_again(peer: Peer, emulator: Emulat
         assert describe(tmp_path / "d") == describe(workspace(emulator) / "d")
     else:
         with tarfile.open(tmp_path / "d") as archive:
-            assert archive.extractfile("workspace/d/a").read() == (workspace(emulator) / "d" / "a").read_bytes()
+            content = archive.extractfile("workspace/d/a")
+            assert content is not None and content.read() == (workspace(emulator) / "d" / "a").read_bytes()
     all_have_ended(emulator)
     wait_until(lambda: left(emulator) == [], "what was packed is gone", LIMIT_S)
 

@@ -15,7 +15,6 @@ from support.confined import WITHOUT_UNSHARE, needs_a_filter
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.inside import hook
-from support.memory import bounded
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
 from support.scenes import workspace
 from support.trees import describe, make_tree
@@ -349,18 +348,3 @@ def test_a_client_killed_at_any_step(daemon: Daemon, emulator: Emulator, tmp_pat
     wait_until(lambda: not any(name.startswith(".") for name in os.listdir(room)), "the place where it was made ready is gone", LIMIT_S)
     assert describe(room / "d") == describe(workspace(emulator) / "d")
     nothing_left(emulator, daemon, room)
-
-
-def test_however_much_there_is_the_daemon_stays_small(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:
-    source = tmp_path / "large"
-    with open(source, "wb") as file:
-        for _ in range(200):
-            file.write(os.urandom(1 << 20))
-    peer.socket.settimeout(120)
-    with bounded(daemon):
-        peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "d/large"}]})
-        get(peer, "d/large", tmp_path / "back")
-        get(peer, "d", tmp_path / "tar", "pull")
-    assert subprocess.run(["cmp", str(source), str(tmp_path / "back")], check=False).returncode == 0
-    for path in (source, tmp_path / "back", tmp_path / "tar"):
-        path.unlink()

@@ -1,9 +1,10 @@
-"""fs.get and fs.pull of many files, and of paths that are as long as a path can be."""
+"""fs.get and fs.pull of much: many files, large ones, and paths that are as long as a path can be."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
 import tarfile
 from typing import Any
 
@@ -89,3 +90,18 @@ def test_ten_thousand_files_and_deep_trees_come_back(peer: Peer, daemon: Daemon,
     monkeypatch.chdir(room)
     assert describe("d") == {path: what for path, what in there.items() if path not in left_out}
     assert got["files"] == MANY + 2
+
+
+def test_however_much_there_is_the_daemon_stays_small(daemon: Daemon, peer: Peer, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "large"
+    with open(source, "wb") as file:
+        for _ in range(200):
+            file.write(os.urandom(1 << 20))
+    peer.socket.settimeout(120)
+    with bounded(daemon):
+        peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "d/large"}]})
+        peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d/large", "host": str(tmp_path / "back")})
+        peer.call("fs.pull", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "tar")})
+    assert subprocess.run(["cmp", str(source), str(tmp_path / "back")], check=False).returncode == 0
+    for path in (source, tmp_path / "back", tmp_path / "tar"):
+        path.unlink()

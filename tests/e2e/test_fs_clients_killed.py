@@ -140,7 +140,7 @@ def holders(peer: Peer) -> int:
     return held
 
 
-@pytest.fixture(params=["cp-put", "cp-get", "python-push", "python-get", "python-pull"])
+@pytest.fixture(params=["cp-put", "cp-get", "python-push", "python-pull"])
 def transfer(request: pytest.FixtureRequest, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> Transfer:
     return Transfer(*request.param.split("-"), daemon, emulator, tmp_path)
 
@@ -153,7 +153,7 @@ def test_killed_at_every_request(transfer: Transfer, peer: Peer, emulator: Emula
         before = transfer.there()
         transfer.renew(point)
         emulator.clear_faults()
-        emulator.fault({how: 150}, skip=point)
+        emulator.fault({how: 100}, skip=point)
         with transfer.asked_for() as process:
             wait_until(lambda: emulator.faults()[0]["used"] or process.poll() is not None, "the request is made, or there is none", LIMIT_S)
             through = not emulator.faults()[0]["used"]

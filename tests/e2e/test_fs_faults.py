@@ -140,7 +140,6 @@ def test_a_daemon_killed_while_it_pushes(make_daemon: Callable[..., Daemon], emu
     assert [name for name in os.listdir(daemon.state_dir) if "spool" in name] == []
 
 
-@pytest.mark.usefixtures("on_disconnect")
 @pytest.mark.parametrize("method", ["get", "pull"])
 def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, method: str) -> None:
     room = tmp_path / "room"
@@ -164,7 +163,6 @@ def test_a_daemon_killed_while_it_fetches(make_daemon: Callable[..., Daemon], em
     wait_until(lambda: left_in_sandbox(emulator) == [], "what was packed is gone")
 
 
-@pytest.mark.usefixtures("on_disconnect")
 def test_a_client_that_goes_away_does_not_stop_it(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     source = noise(tmp_path / "f", 1_000_000)
     with daemon.peer() as peer:

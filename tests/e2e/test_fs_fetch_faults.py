@@ -276,7 +276,6 @@ def check_whole(emulator: Emulator, directory: pathlib.Path) -> None:
     assert {(directory / name).read_bytes() for name in ("b", "c")} <= {OLD, NEW}
 
 
-@pytest.mark.usefixtures("on_disconnect")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_daemon_killed_at_any_step(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, step: str) -> None:
     daemon = make_daemon().start()

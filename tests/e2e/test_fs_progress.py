@@ -74,7 +74,7 @@ def test_a_part_that_has_to_come_again_is_not_told_as_more(peer: Peer, emulator:
     assert max(each["done_bytes"] for each in told) == result["wire_bytes"] == told[-1]["total_bytes"] == told[-1]["done_bytes"]
 
 
-@pytest.mark.parametrize("method", PHASES)
+@pytest.mark.parametrize("method", ["push", "get"])
 def test_who_has_given_no_name_is_told_nothing(peer: Peer, here: pathlib.Path, method: str) -> None:
     _, told = followed(peer, method, **of(method, here))
     assert told == []

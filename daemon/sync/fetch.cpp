@@ -10,6 +10,7 @@
 #include "sync/path.hpp"
 #include "sync/sandbox_side.hpp"
 #include "sync/spool.hpp"
+#include "sync/teller.hpp"
 #include "sync/workshop.hpp"
 
 #include <boost/asio/detached.hpp>
@@ -40,7 +41,7 @@ class fetching {
 public:
     fetching(std::shared_ptr<workshop> shop, fetch_request request, listeners who)
         : shop_(std::move(shop)), request_(std::move(request)), who_(std::move(who)),
-          taken_(std::make_shared<condition>(shop_->executor)) {}
+          teller_(who_.on_transfer), taken_(std::make_shared<condition>(shop_->executor)) {}
 
     asio::awaitable<fetch_result> run() {
         const fs::path target(request_.host);
@@ -78,10 +79,6 @@ private:
         co_return co_await shop_->manager.acquire(request_.key, as_it_is, name, who_.on_sandbox);
     }
 
-    void tell(std::string_view phase, std::uint64_t done, std::optional<std::uint64_t> total) {
-        if (who_.on_transfer) who_.on_transfer({phase, done, total});
-    }
-
     void check_not_stopping() const {
         if (shop_->stopping) throw rpc_error(error_name::shutting_down, "the daemon is stopping");
     }
@@ -91,7 +88,7 @@ private:
         const auto operation = std::make_shared<operation_name>(shop_, id);
         const auto there =
             std::make_shared<sandbox_side>(shop_->executor, shop_->account, id, operation->text());
-        tell("packing", 0, std::nullopt);
+        teller_.tell("packing", 0, std::nullopt);
         const std::uint64_t part_bytes = shop_->download.part_size();
         const bool compress = shop_->download.rate() < slow_line;
         json::object asked = pack_arguments(operation->text(), shop_->live_in(id), request_.remote,
@@ -253,7 +250,7 @@ private:
             done = true;
             tick.cancel();
         };
-        const auto report = [&] { tell("receiving", wire_bytes_ + come, total); };
+        const auto report = [&] { teller_.tell("receiving", wire_bytes_ + come, total); };
         co_await (get() && keep_telling(tick, done, report));
         if (trouble) std::rethrow_exception(trouble);
         report();
@@ -311,6 +308,7 @@ private:
     std::shared_ptr<workshop> shop_;
     fetch_request request_;
     listeners who_;
+    teller teller_;
     std::shared_ptr<condition> taken_;
     std::uint64_t wire_bytes_ = 0;
 };

@@ -10,6 +10,7 @@
 #include "sync/archive_writer.hpp"
 #include "sync/push_plan.hpp"
 #include "sync/sandbox_side.hpp"
+#include "sync/teller.hpp"
 #include "sync/workshop.hpp"
 
 #include <boost/asio/experimental/awaitable_operators.hpp>
@@ -45,10 +46,10 @@ class pushing {
 public:
     pushing(std::shared_ptr<workshop> shop, push_request request, listeners who)
         : shop_(std::move(shop)), request_(std::move(request)), who_(std::move(who)),
-          plan_({request_.force, request_.remember}, shop_->stopping) {}
+          teller_(who_.on_transfer), plan_({request_.force, request_.remember}, shop_->stopping) {}
 
     asio::awaitable<push_result> run() {
-        tell("preparing", 0, std::nullopt);
+        teller_.tell("preparing", 0, std::nullopt);
         plan_.found(
             co_await shop_->elsewhere([this] { return scan(request_.files, shop_->stopping); }));
         const auto record = shop_->known(request_.key);
@@ -78,10 +79,6 @@ public:
     }
 
 private:
-    void tell(std::string_view phase, std::uint64_t done, std::optional<std::uint64_t> total) {
-        if (who_.on_transfer) who_.on_transfer({phase, done, total});
-    }
-
     // What that sandbox has, and what it lacks.
     asio::awaitable<void> recall(std::string sandbox_id) {
         result_.sandbox_id = std::move(sandbox_id);
@@ -303,7 +300,7 @@ private:
         // With the first call, before anything of this push is in place.
         order.claims = std::exchange(now.claims, {});
         order.into = name_in_a_directory();
-        if (now.all_sent) tell("unpacking", now.total, now.total);
+        if (now.all_sent) teller_.tell("unpacking", now.total, now.total);
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         json::object asked = unpack_arguments(what.operation.text(), live, order);
         const json::object said = co_await what.there.call("unpack", std::move(asked));
@@ -360,7 +357,7 @@ private:
             };
             const auto report = [&] {
                 const std::uint64_t part = ready->plain * gone / ready->size;
-                tell("sending", std::min(now.plain + part, now.total), now.total);
+                teller_.tell("sending", std::min(now.plain + part, now.total), now.total);
             };
             co_await (send() && make() && keep_telling(tick, done, report));
             if (trouble) std::rethrow_exception(trouble);
@@ -411,6 +408,7 @@ private:
     std::shared_ptr<workshop> shop_;
     push_request request_;
     listeners who_;
+    teller teller_;
     push_plan plan_;
     push_result result_;
 };

@@ -68,9 +68,12 @@ def test_all_of_it_is_told_in_order(peer: Peer, here: pathlib.Path, method: str)
 def test_a_part_that_has_to_come_again_is_not_told_as_more(peer: Peer, emulator: Emulator, here: pathlib.Path) -> None:
     """A connection that breaks amid a part: its beginning comes a second time."""
     emulator.clear_faults()
-    emulator.fault({"cut_after_bytes": 6_000_000}, method="GET", route=CONTENT, times=2)
+    for stalls_at in (5_000_000, 1_000_000):  # so that something is told of each try
+        emulator.fault({"stall_after_bytes": stalls_at, "stall_ms": 600, "cut_after_bytes": 6_000_000}, method="GET", route=CONTENT)
     result, told = followed(peer, "get", transfer=NAME, **of("get", here))
-    assert len(emulator.faults()) == 1 and emulator.faults()[0]["used"] == 2
+    assert [fault["used"] for fault in emulator.faults()] == [1, 1]
+    receiving = [each["done_bytes"] for each in told if each["phase"] == "receiving"]
+    assert receiving == sorted(receiving)
     assert max(each["done_bytes"] for each in told) == result["wire_bytes"] == told[-1]["total_bytes"] == told[-1]["done_bytes"]
 
 

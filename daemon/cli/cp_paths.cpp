@@ -45,7 +45,8 @@ copy plan_copy(const std::string& source, const std::string& destination, const 
         const bool into = last.empty() || to->ends_with('/') || last == "." || last == ".." ||
                           *to == "/workspace";
         if (into && !name.empty()) {
-            if (!to->empty() && !to->ends_with('/')) upload.remote += '/';
+            if (upload.remote == "." || upload.remote.ends_with("/.")) upload.remote.pop_back();
+            if (!upload.remote.empty() && !upload.remote.ends_with('/')) upload.remote += '/';
             upload.remote += name;
         }
         return upload;

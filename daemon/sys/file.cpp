@@ -112,7 +112,7 @@ void ensure_private_directory(const fs::path& directory) {
         char mode[8];
         std::snprintf(mode, sizeof mode, "%04o", status.st_mode & 07777u);
         throw_errno("directory " + directory.string() + " is open to others (mode " + mode +
-                        "); close it with: chmod 700 " + directory.string(),
+                        "; this closes it: chmod 700 " + directory.string() + ")",
                     EPERM);
     }
 }

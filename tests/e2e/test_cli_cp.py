@@ -47,7 +47,7 @@ def test_a_file_goes_into_a_directory_that_is_there(daemon: Daemon, peer: Peer, 
     for _ in range(2):
         done = cp(daemon, tmp_path, "f", "sandbox:" + target)
         assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout == b"copied 1 file, 1 B, to sandbox:" + target.rstrip("/").encode() + b"/f\n"
+        assert done.stdout == b"copied 1 file, 1 B, to sandbox:" + target.rstrip("/.").encode() + b"/f\n"
         assert (workspace(emulator) / "out" / "f").read_text() == "f"
     assert (workspace(emulator) / "out" / "mine").exists() == (there == "full")
 

@@ -96,13 +96,15 @@ private:
 
 // A daemon that ends meanwhile is waited for and asked again: half a transfer leaves nothing
 // behind.
-json::object transfer(const context& here, std::string_view method, const json::object& params) {
+json::object transfer(const context& here, const copy& what, json::object params) {
+    const std::string_view method = what.upload ? "fs.put" : "fs.get";
     progress_line line(here.err_is_terminal);
     bool begun = false;
     for (int attempt = 1;; ++attempt) {
         try {
             connection daemon = here.connect();
             begun = true;
+            if (what.upload && daemon.can("put_into_directory")) params["into_directory"] = true;
             daemon.on_notification = [&line](std::string_view name, const json::object& news) {
                 line.show(name, news);
             };
@@ -156,9 +158,8 @@ int run(const context& here, const arguments& given) {
                         {"host", bytes_value(what.host)},
                         {"remote", bytes_value(what.remote)},
                         {"transfer", "cp-" + random_hex(8)}};
-    if (what.upload) params["into_directory"] = true;
-    const json::object result = transfer(here, what.upload ? "fs.put" : "fs.get",
-                                         with_real_profile(here, std::move(params), "cp"));
+    const json::object result =
+        transfer(here, what, with_real_profile(here, std::move(params), "cp"));
     if (given.has("json")) {
         print_json(result);
     } else {

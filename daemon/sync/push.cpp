@@ -131,14 +131,15 @@ private:
         }
         for (const std::string& each : gone)
             plan_.forget(each);
-        co_await save();
+        // Also if nothing is gone, or not any more: what has told is to be asked again.
+        co_await save(true);
         if (warnings == shop_->warnings[result_.sandbox_id]) shop_->settle(result_.sandbox_id);
         co_await select();
     }
 
     asio::awaitable<void> send_all() {
         for (int round = 0; !plan_.todo().empty() && round < most_rounds; ++round) {
-            plan_.unsettle();
+            plan_.unsettle(name_in_a_directory());
             co_await save();
             bool lost = false;
             try {
@@ -325,7 +326,8 @@ private:
         const std::vector<local_entry>& all = plan_.all().entries;
         const bool one_file = all.size() == 1 && all.front().kind == file_kind::file;
         if (!request_.into_directory || !one_file || !result_.into.empty()) return {};
-        return std::filesystem::path(all.front().host).filename().string();
+        // As it was named: what that leads to, if it is a link, may be called otherwise.
+        return std::filesystem::path(request_.files.front().host).filename().string();
     }
 
     // Each is sent while the next one is made.
@@ -384,8 +386,8 @@ private:
         shop_->upload.took(what.size, took.count());
     }
 
-    asio::awaitable<void> save() {
-        if (!plan_.take_changed()) co_return;
+    asio::awaitable<void> save(bool anyway = false) {
+        if (!plan_.take_changed() && !anyway) co_return;
         try {
             co_await shop_->save(result_.sandbox_id, plan_.remembered());
         } catch (const std::system_error& problem) {

@@ -72,7 +72,7 @@ bool push_plan::is_unchanged(const local_entry& each) {
     return true;
 }
 
-void push_plan::unsettle() {
+void push_plan::unsettle(const std::string& into) {
     ours_.clear();
     parents_.clear();
     if (remembered_.entries.empty()) return;
@@ -88,8 +88,14 @@ void push_plan::unsettle() {
         }
     };
     for (const local_entry& each : todo_) {
+        if (!into.empty()) {
+            const auto there = remembered_.entries.find(each.remote + "/" + into);
+            if (there != remembered_.entries.end()) changed_ = there->second.unsettled = true;
+        }
         const auto known = remembered_.entries.find(each.remote);
-        if (known != remembered_.entries.end()) {
+        const bool may_stay = !into.empty() && known != remembered_.entries.end() &&
+                              known->second.kind == file_kind::directory;
+        if (known != remembered_.entries.end() && !may_stay) {
             changed_ = true;
             known->second.unsettled = true;
             if (each.kind != file_kind::directory) remembered_.forget_below(each.remote);
@@ -176,6 +182,7 @@ bool push_plan::note(stretch which, const std::vector<sent_member>& members,
 
 void push_plan::note_placed(const local_entry& entry, const manifest_entry& record) {
     placed_.insert_or_assign(entry.remote, record);
+    if (entry.kind != file_kind::directory) remembered_.forget_below(entry.remote);
     if (how_.remember) {
         remembered_.entries.insert_or_assign(entry.remote, record);
         changed_ = true;

@@ -39,7 +39,9 @@ public:
     std::uint64_t unchanged() const noexcept { return unchanged_; }
 
     // Before the archive is unpacked: what it touches must not be believed before it is told of.
-    void unsettle();
+    // `into`: the name that a file gets in a directory that may be where it is to be; of such a
+    // directory nothing else is touched.
+    void unsettle(const std::string& into = {});
     // Files and links that we have put where todo() has a directory, or something below it.
     const std::vector<std::string>& ours() const noexcept { return ours_; }
     // What is counted as unchanged, for the sandbox to say if it is not there; of very many only

@@ -52,6 +52,33 @@ def test_a_file_goes_into_a_directory_that_is_there(daemon: Daemon, peer: Peer, 
     assert (workspace(emulator) / "out" / "mine").exists() == (there == "full")
 
 
+def test_what_goes_into_a_tree_that_was_pushed_leaves_the_rest_of_it_alone(daemon: Daemon, peer: Peer, emulator: Emulator,
+                                                                          tmp_path: pathlib.Path) -> None:
+    tree, key = tmp_path / "tree", {"profile": "default", "task": "default"}
+    tree.mkdir()
+    for name in ("a", "f"):
+        (tree / name).write_text(name)
+    pushing = {"key": key, "files": [{"host": str(tree), "remote": "tree"}]}
+    peer.call("fs.push", pushing)
+    peer.sh("echo edited >tree/a", key=key)
+    (tmp_path / "f").write_text("put")
+    assert cp(daemon, tmp_path, "f", "sandbox:tree").returncode == 0
+    there = workspace(emulator) / "tree"
+    assert ((there / "a").read_text(), (there / "f").read_text()) == ("edited\n", "put")
+    assert peer.call("fs.push", pushing)["sent"] == 1  # what was put there is not what was pushed
+    assert ((there / "a").read_text(), (there / "f").read_text()) == ("edited\n", "f")
+
+
+def test_a_link_goes_into_a_directory_by_its_own_name(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir out; echo precious >out/v2", key={"profile": "default", "task": "default"})
+    (tmp_path / "v2").write_text("2")
+    (tmp_path / "current").symlink_to("v2")
+    done = cp(daemon, tmp_path, "current", "sandbox:out")
+    assert done.stdout == b"copied 1 file, 1 B, to sandbox:out/current\n"
+    out = workspace(emulator) / "out"
+    assert ((out / "current").read_text(), (out / "v2").read_text()) == ("2", "precious\n")
+
+
 def test_a_directory_of_that_name_in_that_directory_is_in_the_way(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     peer.sh("mkdir -p /workspace/out/f/g; touch /workspace/plain")
     (tmp_path / "f").write_text("f")

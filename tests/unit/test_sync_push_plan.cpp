@@ -62,13 +62,35 @@ TEST_CASE("sync push_plan: a file that went into a directory is noted where it i
     manifest remembered;
     remembered.entries["/workspace/out"] = {file_kind::directory, 0755, {}, false, ""};
     remembered.entries["/workspace/out/f"] = {file_kind::file, 0644, {}, false, "d"};
+    remembered.entries["/workspace/out/edited"] = {file_kind::file, 0644, {}, false, "e"};
     plan.begin(remembered);
     plan.select();
+    plan.unsettle("f");
+    const auto before = plan.remembered().entries;
+    CHECK(before.at("/workspace/out/f").unsettled);
+    CHECK_FALSE(before.at("/workspace/out").unsettled);
+    CHECK_FALSE(before.at("/workspace/out/edited").unsettled);
     plan.redirect("/workspace/out/f");
     sent_member sent{};
     CHECK_FALSE(plan.note({0, 1}, {sent}, {}));
     CHECK(plan.placed().contains("/workspace/out/f"));
     // The directory is as it was pushed; of the file that is not so any more.
     CHECK(plan.remembered().entries.contains("/workspace/out"));
+    CHECK(plan.remembered().entries.contains("/workspace/out/edited"));
     CHECK_FALSE(plan.remembered().entries.contains("/workspace/out/f"));
+}
+
+TEST_CASE("sync push_plan: of a directory that a file took the place of nothing is remembered") {
+    push_plan plan({.force = false, .remember = false}, never);
+    scanned found;
+    found.entries.push_back(file("out", 1));
+    plan.found(std::move(found));
+    manifest remembered;
+    remembered.entries["/workspace/out"] = {file_kind::directory, 0755, {}, false, ""};
+    remembered.entries["/workspace/out/f"] = {file_kind::file, 0644, {}, false, "d"};
+    plan.begin(remembered);
+    plan.select();
+    plan.unsettle("f");
+    CHECK_FALSE(plan.note({0, 1}, {sent_member{}}, {}));
+    CHECK(plan.remembered().entries.empty());
 }

@@ -122,8 +122,9 @@
 //                          frame
 //         [spool=N] with new and attached: most bytes of output that are kept, see --spool-cap.
 //         pos: what the next data frame begins with (out and err are exact unless a gap follows).
-//         mark: one for each --mark, in order: at most 64 bytes of the file, none of what is there
-//         and cannot be read (a directory, a link that leads nowhere); - there is nothing.
+//         mark: one for each --mark, in order: at most 64 bytes of the file, none of what is
+//         there and cannot be read (a directory, a link that leads nowhere) or not be looked at;
+//         - there is nothing.
 //     A misused command line gets no id and state.
 //
 // In the middle of run and follow:

@@ -120,7 +120,7 @@ static void read_mark(struct follow_options* how, const char* path) {
     ssize_t n = fd < 0 ? -1 : read(fd, content, sizeof content);
     if (fd >= 0) close(fd);
     struct stat status;
-    if (n < 0 && lstat(path, &status) == 0) n = 0;
+    if (n < 0 && (lstat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR))) n = 0;
     if (n < 0)
         put_char(&to, '-');
     else

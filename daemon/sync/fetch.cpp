@@ -89,6 +89,7 @@ private:
         const auto there =
             std::make_shared<sandbox_side>(shop_->executor, shop_->account, id, operation->text());
         teller_.tell("packing", 0, std::nullopt);
+        received_ = 0;
         const std::uint64_t part_bytes = shop_->download.part_size();
         const bool compress = shop_->download.rate() < slow_line;
         json::object asked = pack_arguments(operation->text(), shop_->live_in(id), request_.remote,
@@ -230,6 +231,7 @@ private:
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
             shop_->download.took(packed.sizes[i], took.count());
             wire_bytes_ += packed.sizes[i];
+            received_ += packed.sizes[i];
             feed.push(std::move(spool));
         }
     }
@@ -250,7 +252,7 @@ private:
             done = true;
             tick.cancel();
         };
-        const auto report = [&] { teller_.tell("receiving", wire_bytes_ + come, total); };
+        const auto report = [&] { teller_.tell("receiving", received_ + come, total); };
         co_await (get() && keep_telling(tick, done, report));
         if (trouble) std::rethrow_exception(trouble);
         report();
@@ -311,6 +313,7 @@ private:
     teller teller_;
     std::shared_ptr<condition> taken_;
     std::uint64_t wire_bytes_ = 0;
+    std::uint64_t received_ = 0; // of them, in this attempt
 };
 
 } // namespace

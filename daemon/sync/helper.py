@@ -52,7 +52,7 @@ def why(problem):
 
 def why_and_where(problem):
     path = getattr(problem, "filename", None)
-    return why(problem) + (": " + plain(os.fsencode(path)) if isinstance(path, (bytes, str)) else "")
+    return why(problem) + (": " + os.fsencode(path).decode("utf-8", "replace") if isinstance(path, (bytes, str)) else "")
 
 
 def write_all(fd, data):
@@ -164,14 +164,15 @@ def gone_of(paths):
 
 
 def gone_before(operation, paths, aside):
-    """Those that were gone before the operation's first try, which may have ended amid what it does about them."""
+    """Those that were gone before the operation's first try, which may have ended amid what it does about them. And whether
+    this is another one."""
     kept = operation.directory + b"/gone"
     if os.path.exists(kept):
         with open(kept, "rb") as file:
-            return json.load(file)
+            return json.load(file), True
     gone = gone_of(paths)
     write_whole(kept, json.dumps(gone).encode(), aside)
-    return gone
+    return gone, False
 
 
 def once(work, without_room=False):

@@ -47,14 +47,15 @@ def delete(asked, operation):
     deleted = missing = 0
     failed = []
     try:
-        gone = set(gone_before(operation, asked["paths"], operation.directory + b"/new-%d" % os.getpid()))
+        gone, again = gone_before(operation, asked["paths"], operation.directory + b"/new-%d" % os.getpid())
     except OSError:  # without room nothing can be kept for a second try
-        gone = set(gone_of(asked["paths"]))
+        gone, again = (), False
+    gone = set(gone)
     for i, path in enumerate(raw(each) for each in asked["paths"]):
         try:
             if not inside(os.path.dirname(path)):
                 raise Refused("a link leads out of /workspace")
-            if remove(path) or i not in gone:
+            if remove(path) or (again and i not in gone):
                 deleted += 1
             else:
                 missing += 1

@@ -271,7 +271,7 @@ def unpack(asked, operation):
     into = raw(asked["into"])
     went_into = False
     aside = operation.directory + b"/new-%d" % os.getpid()
-    gone = gone_before(operation, asked["claims"], aside)
+    gone, _ = gone_before(operation, asked["claims"], aside)
     failed = []
     try:
         for i, member in enumerate(members(parts)):

@@ -73,7 +73,8 @@ bool may_be_full(const cloud::failure& failure) {
 void throw_lost_again(const sandbox_lost& why) {
     if (why.name() != error_name::sandbox_gone) throw why;
     rpc_error told{
-        error_name::sync_failed, why.what() + std::string("; yet the sandbox is said to run"),
+        error_name::sync_failed,
+        why.what() + std::string("; yet the sandbox was said to run when this was begun anew"),
         "if something other than a directory is at /workspace/.deepinfra-sandboxd, or at "
         "sync in it, remove that (this shows it: deepinfra-sandboxd exec -- ls -la "
         "/workspace/.deepinfra-sandboxd); else try again in a minute"};

@@ -293,7 +293,7 @@ std::vector<std::string> service::marks(const std::string& sandbox_id) {
 }
 
 void service::on_unseen(const std::string& sandbox_id) {
-    if (!shop_->watch(sandbox_id).empty()) shop_->doubt(sandbox_id);
+    if (!shop_->watch(sandbox_id).nothing_pushed()) shop_->doubt(sandbox_id);
 }
 
 void service::on_marks(const std::string& sandbox_id, const std::vector<std::string>& paths,

@@ -27,7 +27,7 @@ std::string_view tree_of(const manifest& all, std::string_view directory) {
 
 } // namespace
 
-witnesses::witnesses(const manifest& of, std::mt19937& chance) {
+witnesses::witnesses(const manifest& of, std::mt19937& chance) : nothing_(of.entries.empty()) {
     std::map<std::string_view, std::vector<const std::string*>> found;
     std::string_view directory; // of the one before, most often the same
     std::vector<const std::string*>* tree_paths = nullptr;

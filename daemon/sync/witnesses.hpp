@@ -20,8 +20,8 @@ public:
     witnesses() = default;
     witnesses(const manifest& of, std::mt19937& chance);
 
-    // Nothing is left to ask about.
-    bool empty() const { return trees_.empty(); }
+    // Nothing was pushed.
+    bool nothing_pushed() const noexcept { return nothing_; }
     // At most `most` different paths, other ones each time.
     std::vector<std::string> next(std::size_t most);
     // It has told, and is asked no more.
@@ -32,6 +32,7 @@ private:
         std::vector<std::string> paths;
         std::size_t turn = 0;
     };
+    bool nothing_ = true;
     std::vector<tree> trees_; // none without paths
     std::size_t turn_ = 0;
 };

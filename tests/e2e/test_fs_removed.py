@@ -123,6 +123,16 @@ def test_a_directory_that_a_push_made_on_its_way_is_not_taken_for_the_one_that_w
     assert (workspace(emulator) / "t").stat().st_mode & 0o777 == 0o700
 
 
+def test_what_was_gone_for_a_while_is_asked_about_again(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    tree = tree_of(tmp_path / "t", "a")
+    push(peer, (tree / "a", "a"))
+    remove(peer, "/workspace/none; mv /workspace/a /workspace/kept")
+    peer.sh("mv /workspace/kept /workspace/a")
+    assert counts(push(peer, (tree / "a", "a"))) == (0, 1)
+    remove(peer, "/workspace/a")
+    assert counts(push(peer, (tree / "a", "a"))) == (1, 0)
+
+
 @pytest.mark.parametrize("kind", ["links", "directories", "files that cannot be read"])
 def test_a_tree_without_a_file_that_can_be_read(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, kind: str) -> None:
     tree = tmp_path / "t"

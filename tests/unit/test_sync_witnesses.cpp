@@ -55,8 +55,9 @@ TEST_CASE("sync witnesses: of few paths each is asked about once a command, and 
     CHECK(some.next(4) == std::vector<std::string>{"/workspace/f"});
     some.dismiss("/workspace/f");
     CHECK(some.next(4).empty());
-    CHECK(some.empty());
+    CHECK_FALSE(some.nothing_pushed()); // it was, whatever is asked about
     CHECK(witnesses().next(4).empty());
+    CHECK(witnesses().nothing_pushed());
 }
 
 TEST_CASE("sync witnesses: a tree without a file that can be read has its turn too") {
@@ -69,5 +70,5 @@ TEST_CASE("sync witnesses: a tree without a file that can be read has its turn t
     witnesses some(all, chance);
     CHECK(told(some, 4) == std::set<std::string>{"/workspace/links", "/workspace/links/l",
                                                  "/workspace/empty", "/workspace/secrets/s"});
-    CHECK_FALSE(some.empty());
+    CHECK_FALSE(some.nothing_pushed());
 }

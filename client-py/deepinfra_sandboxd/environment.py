@@ -424,8 +424,13 @@ class DeepInfraEnvironment(BaseEnvironment):
             tick()
         self._use_account(tick)
         params = self._named | self._wanted
+        # Where nothing is chosen the daemon's own time counts again, but only once: somebody may ask for another later.
         if "idle_stop" in self._client.connected(tick).hello.capabilities:
-            params["idle_stop_s"] = self._idle_stop
+            if self._idle_stop or self._boot is None:
+                params["idle_stop_s"] = self._idle_stop
+        elif self._idle_stop:
+            logger.warning("deepinfra-sandbox: this daemon is too old for the setting `idle_stop`: its own time counts")
+            self._idle_stop = 0
         answer = self._client.call("sandbox.ensure", params, tick=tick)
         self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])

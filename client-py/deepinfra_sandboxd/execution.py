@@ -78,7 +78,7 @@ class Exec:
         self._changed = threading.Condition(client.lock)
         self._connection: Connection | None = None
         self._instance: str | None = None  # the daemon that it was sent to
-        self._accepted = self._found_again = self._told_end = self._nudged = False
+        self._accepted = self._found_again = self._told_end = self._let_go = self._nudged = False
         self._chunks: deque[tuple[Chunk, int]] = deque()  # each with the position after it
         self._received = self._acked = int(params.get("offset", 0))  # bytes, both streams together
         self._unwanted: str | None = None  # the signal that is to end it
@@ -247,10 +247,11 @@ class Exec:
         if error.get("name") == "shutting_down":
             return  # it was not run yet: the next daemon does it
         self._received = max(self._received, params.get("output_bytes", 0))
-        self._told_end = True
+        self._told_end, self._let_go = True, False
         code = 125 if params["reason"] in ("lost", "failed") else params.get("returncode")
         own = {"returncode": 125 if code is None else code, "hint": error.get("hint", ""), "error": error.get("name")}
         self._finish(**members_of(CompletedExec, params) | own)
+        self._acknowledge(self._received)  # whoever has read all of it may not read again
 
     def on_lost(self) -> None:
         self._changed.notify_all()
@@ -282,9 +283,9 @@ class Exec:
 
     def _acknowledge(self, position: int) -> None:
         """All up to *position* was taken: said once a quarter of the window, and at the end, so that the sandbox forgets it."""
-        last = self.finished and self._told_end
+        last = self.finished and self._told_end and not self._let_go
         if last or (self.end is None and position - self._acked >= self._window // 4):
-            self._acked = position
+            self._acked, self._let_go = position, last
             if self._connection is not None:  # that it is lost is noticed by whoever waits
                 self._connection.tell("exec.ack", {"exec_id": self.exec_id, "offset": position})
 

@@ -36,14 +36,14 @@ INSTALL_HINT = f"install deepinfra-sandboxd, see its README; then {START_HINT}"
 KEY_HINT = f"hermes config set {KEY_VARIABLE} <key> (keys: https://deepinfra.com/dash; hermes hands it to the daemon)"
 SIGNALS = ("KILL", "TERM", "INT")
 LEAST_IDLE_STOP = 30  # seconds, of the protocol
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # in seconds
+UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}  # in seconds
 Row = tuple[bool, str, str]  # of hermes's doctor: whether it is well, of what, and a text
 
 # The plugin's settings: the variable that goes before what is configured, and what hermes is told of each.
 SETTINGS = {
     "plan": ("DEEPINFRA_SANDBOX_PLAN", "string", "Size of new sandboxes; `deepinfra-sandboxd plans` lists them."),
     "idle_stop": (
-        "DEEPINFRA_SANDBOXD_IDLE_STOP", "string", "Seconds until an idle sandbox is stopped, 30 or more; also 5m, 1h, 7d.",
+        "DEEPINFRA_SANDBOXD_IDLE_STOP", "string", "Seconds until an idle sandbox is stopped, 30 or more; also 5m, 1h.",
     ),
     "persistent": (
         "DEEPINFRA_SANDBOX_PERSISTENT", "boolean",
@@ -67,11 +67,13 @@ def signal_name(chosen: Any) -> str:
 
 
 def idle_seconds(chosen: Any) -> int:
-    """The seconds that a setting means, written as for the daemon's option; 0 is what that says itself."""
+    """The seconds that a setting means, written as for the daemon's option; 0, also where it says nothing, is
+    what that option says itself."""
     if chosen is None:
         return 0
-    if parts := re.fullmatch(r"(\d+)([smhd]?)", str(chosen).strip()):
-        return min(max(LEAST_IDLE_STOP, int(parts[1]) * UNITS[parts[2]]), UNITS["d"] * 365)
+    if parts := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smhd]?)", str(chosen).strip()):
+        seconds = float(parts[1]) * UNITS[parts[2]]
+        return int(min(max(LEAST_IDLE_STOP, seconds), UNITS["d"] * 365)) if seconds else 0
     logger.warning("deepinfra-sandbox: the setting `idle_stop` is %r, no time such as 300 or 5m: it is ignored", chosen)
     return 0
 

@@ -98,7 +98,10 @@ void manager::ask_inside(const core::sandbox_key& key) {
 }
 
 milliseconds manager::idle_stop(const core::sandbox_record& record) const {
-    return record.idle_stop.count() != 0 ? milliseconds(record.idle_stop) : options_.idle_stop;
+    // After longer than its time-out the platform has stopped it.
+    return record.idle_stop.count() != 0
+               ? milliseconds(std::min(record.idle_stop, server_timeout(record)))
+               : options_.idle_stop;
 }
 
 // What it was made with, not what the option says by now.

@@ -158,11 +158,14 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
                               &operation::enders);
             continue;
         }
-        if (want.idle_stop &&
-            std::exchange(each->record.idle_stop, *want.idle_stop) != *want.idle_stop) {
+        std::shared_ptr<operation> op = each->current;
+        const bool is_new = !op && each->record.sandbox_id.empty() && !each->record.create_pending;
+        if (is_new) {
+            each->record.idle_stop = want.idle_stop.value_or(std::chrono::seconds(0));
+        } else if (want.idle_stop &&
+                   std::exchange(each->record.idle_stop, *want.idle_stop) != *want.idle_stop) {
             save_soon();
         }
-        std::shared_ptr<operation> op = each->current;
         if (!op && each->record.state == core::life_state::running) {
             each->used(awake());
             pulse_->activity.notify_all();

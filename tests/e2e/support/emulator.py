@@ -122,6 +122,9 @@ class Emulator:
     # -- process
 
     def start(self) -> Emulator:
+        """One that runs already goes on."""
+        if self._process is not None and self._process.poll() is None:
+            return self
         self.directory.mkdir(parents=True, exist_ok=True)
         arguments = [*self._prefix, str(self._binary or find_binary()), "--api-key", self.api_key, "--data-dir", str(self.directory / "data"),
                      "--ready-file", str(self.directory / "ready")]

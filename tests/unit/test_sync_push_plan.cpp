@@ -31,6 +31,21 @@ push_plan plan_of(scanned found) {
     return plan;
 }
 
+// A file is put to /workspace/out, where a directory with two files was pushed.
+push_plan put_over_a_pushed_directory() {
+    push_plan plan({.force = false, .remember = false}, never);
+    scanned found;
+    found.entries.push_back(file("out", 1));
+    plan.found(std::move(found));
+    manifest remembered;
+    remembered.entries["/workspace/out"] = {file_kind::directory, 0755, {}, false, ""};
+    remembered.entries["/workspace/out/f"] = {file_kind::file, 0644, {}, false, "d"};
+    remembered.entries["/workspace/out/edited"] = {file_kind::file, 0644, {}, false, "e"};
+    plan.begin(std::move(remembered));
+    plan.select();
+    return plan;
+}
+
 } // namespace
 
 TEST_CASE(
@@ -55,16 +70,7 @@ TEST_CASE(
 }
 
 TEST_CASE("sync push_plan: a file that went into a directory is noted where it is") {
-    push_plan plan({.force = false, .remember = false}, never);
-    scanned found;
-    found.entries.push_back(file("out", 1));
-    plan.found(std::move(found));
-    manifest remembered;
-    remembered.entries["/workspace/out"] = {file_kind::directory, 0755, {}, false, ""};
-    remembered.entries["/workspace/out/f"] = {file_kind::file, 0644, {}, false, "d"};
-    remembered.entries["/workspace/out/edited"] = {file_kind::file, 0644, {}, false, "e"};
-    plan.begin(remembered);
-    plan.select();
+    push_plan plan = put_over_a_pushed_directory();
     plan.unsettle("f");
     const auto before = plan.remembered().entries;
     CHECK(before.at("/workspace/out/f").unsettled);
@@ -81,15 +87,7 @@ TEST_CASE("sync push_plan: a file that went into a directory is noted where it i
 }
 
 TEST_CASE("sync push_plan: of a directory that a file took the place of nothing is remembered") {
-    push_plan plan({.force = false, .remember = false}, never);
-    scanned found;
-    found.entries.push_back(file("out", 1));
-    plan.found(std::move(found));
-    manifest remembered;
-    remembered.entries["/workspace/out"] = {file_kind::directory, 0755, {}, false, ""};
-    remembered.entries["/workspace/out/f"] = {file_kind::file, 0644, {}, false, "d"};
-    plan.begin(remembered);
-    plan.select();
+    push_plan plan = put_over_a_pushed_directory();
     plan.unsettle("f");
     CHECK_FALSE(plan.note({0, 1}, {sent_member{}}, {}));
     CHECK(plan.remembered().entries.empty());

@@ -45,8 +45,8 @@ asio::awaitable<json::value> hello(call from, hello_params params) {
         {"protocol", spoken},
         {"version", sys::version()},
         {"instance", from.parts.instance},
-        {"capabilities",
-         json::array{"exec.attach", "exec.stdin", "fs", "generation", "idle_stop", "put_into_directory", "raw_output"}},
+        {"capabilities", json::array{"exec.attach", "exec.stdin", "fs", "generation", "idle_stop",
+                                     "put_into_directory", "raw_output"}},
         {"account", json::object{{"configured", account.configured()},
                                  {"fingerprint", fingerprint_or_null(account)}}}};
 }

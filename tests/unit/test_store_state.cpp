@@ -77,7 +77,8 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
            a.owner_gone == b.owner_gone && a.state_lost == b.state_lost && a.untried == b.untried &&
            a.doubts.size() == b.doubts.size() && a.holders.size() == b.holders.size() &&
-           a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout && a.idle_stop == b.idle_stop;
+           a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout &&
+           a.idle_stop == b.idle_stop;
 }
 
 std::string replaced(std::string text, std::string_view what, std::string_view by) {

@@ -1,5 +1,5 @@
-/* Preloaded into the daemon by test_fs_races.py: files have times in whole seconds, as on older file systems and some of the
-   network. */
+/* Preloaded into the daemon by test_fs_races.py: files have times in whole seconds, as on older
+   file systems and some of the network. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sys/stat.h>
@@ -10,11 +10,13 @@ static int coarse(int result, struct stat* status) {
 }
 
 int stat(const char* path, struct stat* status) {
-    return coarse(((int (*)(const char*, struct stat*))dlsym(RTLD_NEXT, "stat"))(path, status), status);
+    return coarse(((int (*)(const char*, struct stat*))dlsym(RTLD_NEXT, "stat"))(path, status),
+                  status);
 }
 
 int lstat(const char* path, struct stat* status) {
-    return coarse(((int (*)(const char*, struct stat*))dlsym(RTLD_NEXT, "lstat"))(path, status), status);
+    return coarse(((int (*)(const char*, struct stat*))dlsym(RTLD_NEXT, "lstat"))(path, status),
+                  status);
 }
 
 int fstat(int fd, struct stat* status) {
@@ -22,5 +24,7 @@ int fstat(int fd, struct stat* status) {
 }
 
 int fstatat(int at, const char* path, struct stat* status, int flags) {
-    return coarse(((int (*)(int, const char*, struct stat*, int))dlsym(RTLD_NEXT, "fstatat"))(at, path, status, flags), status);
+    return coarse(((int (*)(int, const char*, struct stat*, int))dlsym(RTLD_NEXT, "fstatat"))(
+                      at, path, status, flags),
+                  status);
 }

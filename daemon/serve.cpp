@@ -87,6 +87,7 @@ asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set
 } // namespace
 
 int serve(const sys::settings& settings) {
+    sys::share_one_heap();
     sys::init_logging(settings.level);
     const sys::notifier service_manager = sys::notifier::from_environment();
     for (const std::string& notice : settings.notices) {

@@ -27,6 +27,10 @@ int let_go(dl_phdr_info* object, std::size_t, void*) {
 
 } // namespace
 
+void share_one_heap() noexcept {
+    ::mallopt(M_ARENA_MAX, 1);
+}
+
 void give_back_memory() noexcept {
     ::malloc_trim(0);
     ::dl_iterate_phdr(let_go, nullptr);

@@ -223,7 +223,7 @@ def test_twenty_thousand_files_are_looked_at_in_pieces(peer: Peer, daemon: Daemo
     (tree / "0" / "0").write_text("changed")
     assert push(peer, (tree, "t"))["sent"] == 2 * 420 + 1 + 1
     assert describe(workspace(emulator) / "t") == describe(tree)
-    assert daemon.rss_kib() < 40 << 10
+    assert daemon.rss_kib() < 24 << 10
 
 
 def test_a_file_that_is_forced_goes_whether_it_is_there_or_not(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:

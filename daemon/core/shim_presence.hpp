@@ -7,12 +7,17 @@
 #pragma once
 
 #include "core/backoff.hpp"
+#include "core/shim_frames.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
 namespace sandboxd::core {
+
+// What the shim cannot do without and a `probe` frame says not to be there, with the reasons, for
+// people; empty if it says that all is well.
+std::string missing_in(const shim_note& probe);
 
 class shim_presence {
 public:
@@ -31,8 +36,8 @@ public:
     // A command is about to run in that boot of the sandbox.
     void on_use(std::uint64_t generation, milliseconds now);
 
-    // How an installation ended: the shim looked around itself, ...
-    finding on_probe(milliseconds now, bool ok);
+    // How an installation ended: the shim looked around itself and lacks that (missing_in()), ...
+    finding on_probe(milliseconds now, const std::string& lacks);
     // ... or the command that puts it there ended without it, and said that on stderr.
     finding on_exited(milliseconds now, int code, const std::string& said);
     // Found out elsewhere.

@@ -128,18 +128,18 @@ asio::awaitable<install_outcome> shim_keeper::put_and_probe(std::string sandbox_
         co_return outcome;
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
-    std::optional<bool> probe;
+    std::optional<std::string> lacks;
     const auto take = [&](core::shim_frame& frame) {
         const auto* note = std::get_if<core::shim_note>(&frame);
         if (note != nullptr && note->name == "probe") {
-            probe = note->number("ok") == 1U;
+            lacks = core::missing_in(*note);
         }
-        return !probe;
+        return !lacks;
     };
     const shim_words words = co_await read_shim(*stream, take);
     core::shim_presence& presence = at(sandbox_id).presence;
-    if (probe) {
-        co_return outcome_of(presence.on_probe(now(), *probe));
+    if (lacks) {
+        co_return outcome_of(presence.on_probe(now(), *lacks));
     }
     if (const auto* cut = std::get_if<cloud::exec_cut>(&*words.end)) {
         outcome.failure = cut->why;

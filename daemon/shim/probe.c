@@ -107,6 +107,11 @@ static int try_claims(void) {
     struct claim back;
     int fd;
     error = claim_create(id, &claim, &fd, &at);
+    if (error == EEXIST) {
+        // Of a probe that was cut off: numbers of processes come back with every boot.
+        claim_remove(id);
+        error = claim_create(id, &claim, &fd, &at);
+    }
     if (error) return error;
     error = claim_write(fd, &claim);
     if (!error) error = claim_read(id, &back);

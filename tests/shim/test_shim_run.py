@@ -16,6 +16,14 @@ def test_probe_finds_a_usable_platform(box: Box) -> None:
     assert box.plain(f"stat -c %a {HOME}/claims").strip() == "1777"
 
 
+def test_a_probe_that_was_cut_off_stands_in_no_others_way(box: Box) -> None:
+    left = f"{HOME}/claims/probe-"
+    box.plain(f"for i in $(seq 2 2000); do : > {left}$i; done")
+    probe = box.call("probe").last
+    assert (probe["ok"], probe["claims"]) == ("1", "0")
+    assert int(box.plain(f"ls {HOME}/claims | grep -c ^probe-")) == 1998
+
+
 @pytest.mark.parametrize("script, code, out, err", [
     ("echo hello", 0, b"hello\n", b""),
     ("echo x > /dev/stdout; echo y > /dev/stdout", 0, b"x\ny\n", b""),

@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <string>
+#include <utility>
 
 using namespace sandboxd::core;
 using verdict = shim_presence::verdict;
@@ -20,7 +22,7 @@ TEST_CASE("shim presence: a new sandbox has no shim before it is put there") {
     CHECK(one.may_be_there());
     one.on_created();
     CHECK_FALSE(one.may_be_there());
-    CHECK(one.on_probe(at, true).what == verdict::works);
+    CHECK(one.on_probe(at, "").what == verdict::works);
     CHECK(one.may_be_there());
     CHECK(one.unusable().empty());
 }
@@ -34,10 +36,27 @@ TEST_CASE("shim presence: it cannot run where it, or whoever executes it, says s
         CHECK_FALSE(one.may_be_there());
     }
     shim_presence one;
-    CHECK(one.on_probe(at, false).what == verdict::unusable);
-    CHECK_FALSE(one.unusable().empty());
-    CHECK(one.on_probe(at, true).what == verdict::works);
+    CHECK(one.on_probe(at, "named sockets").what == verdict::unusable);
+    CHECK(one.unusable().find("named sockets") != std::string::npos);
+    CHECK(one.on_probe(at, "").what == verdict::works);
     CHECK(one.unusable().empty());
+}
+
+TEST_CASE("shim presence: what is missing is said with its reason") {
+    const auto said = [](std::map<std::string, std::string, std::less<>> fields) {
+        return missing_in(shim_note{"probe", std::move(fields), {}});
+    };
+    CHECK(said({{"ok", "1"}, {"abstract", "0"}}) == "");
+    CHECK(said({{"ok", "1"}, {"spool", "28"}, {"memfd", "38"}}) == ""); // it can do without
+    CHECK(said({{"ok", "0"}, {"abstract", "0"}, {"claims", "28"}}) ==
+          "files in /workspace (No space left on device)");
+    CHECK(said({{"ok", "0"}, {"proc", "2"}, {"orphan", "10"}}) ==
+          "processes that outlive their parents (No child processes), /proc (No such file or "
+          "directory)");
+    // A sandbox may say anything.
+    CHECK(said({}) == "it does not say what");
+    CHECK(said({{"ok", "yes"}, {"proc", "a lot"}}) == "it does not say what");
+    CHECK(said({{"ok", "0"}, {"proc", "99999"}}).find("/proc (") == 0);
 }
 
 TEST_CASE("shim presence: any other code is believed when it comes again and again") {
@@ -47,7 +66,7 @@ TEST_CASE("shim presence: any other code is believed when it comes again and aga
         CHECK(one.on_exited(at, code, "").what == verdict::failed);
         CHECK(one.unusable().empty());
         CHECK(one.on_exited(at, code, "").what == verdict::failed);
-        CHECK(one.on_probe(at, true).what == verdict::works); // that ends the row
+        CHECK(one.on_probe(at, "").what == verdict::works); // that ends the row
         CHECK(one.on_exited(at, code, "").what == verdict::failed);
         CHECK(one.on_exited(at, code, "").what == verdict::failed);
         CHECK(one.on_exited(at, code, "").what == verdict::unusable);

@@ -124,6 +124,7 @@ void archive_writer::begin_file(const local_entry& entry) {
     torn_ = false;
     digest_.begin(*file_);
     write_header(entry, file_->print().size);
+    end_file_if_read();
 }
 
 void archive_writer::write_header(const local_entry& entry, std::uint64_t size) {
@@ -161,19 +162,12 @@ void archive_writer::write_header(const local_entry& entry, std::uint64_t size) 
 
 // The writer wants all of a file, and takes the holes out by what the header said.
 void archive_writer::continue_file() {
-    const std::uint64_t size = file_->print().size;
-    const auto& stretches = file_->stretches();
-    if (stretch_ == stretches.size()) {
-        write_zeros(size - position_);
-        end_file();
-        return;
-    }
-    const source_file::stretch& now = stretches[stretch_];
+    const source_file::stretch& now = file_->stretches()[stretch_];
     if (position_ < now.offset) write_zeros(now.offset - position_);
     const std::uint64_t left = now.offset + now.size - position_;
     write_data(position_, static_cast<std::size_t>(std::min<std::uint64_t>(left, piece)));
     if (position_ == now.offset + now.size) ++stretch_;
-    if (position_ == size) end_file();
+    end_file_if_read();
 }
 
 void archive_writer::write_data(std::uint64_t offset, std::size_t size) {
@@ -205,7 +199,10 @@ void archive_writer::write_zeros(std::uint64_t size) {
     }
 }
 
-void archive_writer::end_file() {
+// Together with its last piece: whether it is torn has to be known before that is sent.
+void archive_writer::end_file_if_read() {
+    if (stretch_ < file_->stretches().size()) return;
+    write_zeros(file_->print().size - position_);
     const bool torn = torn_ || !file_->still_the_same();
     members_.push_back({next_ - 1,
                         torn,

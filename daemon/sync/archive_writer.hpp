@@ -39,12 +39,12 @@ public:
 
     // The next part; nothing after the last. Throws std::system_error (ECANCELED when stopped).
     std::optional<part> next(std::uint64_t part_size, double rate);
-    // Of a part that is sent; not while next() is under way. What came back last can be had for
-    // the next archive.
+    bool ended() const noexcept { return ended_; } // that was the last one
+    // The next part is to be written over what is in that; not while next() is under way.
     void recycle(sys::unique_fd fd) { parts_.recycle(std::move(fd)); }
-    sys::unique_fd spare() noexcept { return parts_.spare(); }
 
-    // Complete once next() has returned nothing.
+    // Complete once next() has returned nothing; before that, all whose last byte next() has handed
+    // over, and maybe some more.
     const std::vector<sent_member>& members() const noexcept { return members_; }
     const std::vector<skipped_path>& skipped() const noexcept { return skipped_; }
     std::uint64_t bytes() const noexcept { return bytes_; } // content read so far
@@ -57,7 +57,7 @@ private:
     void begin_member(const local_entry& entry);
     void begin_file(const local_entry& entry);
     void continue_file();
-    void end_file();
+    void end_file_if_read();
     void write_header(const local_entry& entry, std::uint64_t size);
     void write_data(std::uint64_t offset, std::size_t size);
     void write_zeros(std::uint64_t size);

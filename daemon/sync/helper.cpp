@@ -4,6 +4,7 @@
 #include "sync/path.hpp"
 
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -19,6 +20,12 @@ constexpr std::uint64_t largest = std::uint64_t(1) << 50;
 
 std::string operation_path(const std::string& operation) {
     return std::string(own_directory) + "/sync/" + operation;
+}
+
+std::string numbered(const std::string& operation, const char* what, std::size_t number) {
+    char name[48];
+    std::snprintf(name, sizeof name, "/%s-%06zu", what, number);
+    return operation_path(operation) + name;
 }
 
 json::array names(const std::vector<std::string>& list) {
@@ -89,6 +96,7 @@ std::vector<std::string> helper_call(std::string_view verb, std::string argument
     std::string source;
     for (const std::string_view text :
          {helper_file("helper"), helper_file("helper_remove"),
+          helper_file(verb == "unpack" ? "helper_parts" : ""),
           helper_file("helper_" + std::string(verb)), std::string_view("main()\n")}) {
         source += text;
         source += '\n';
@@ -105,13 +113,19 @@ std::string name_operation(const std::string& run, std::uint32_t number) {
 }
 
 std::string part_path(const std::string& operation, std::size_t number) {
-    char name[32];
-    std::snprintf(name, sizeof name, "/part-%06zu", number);
-    return operation_path(operation) + name;
+    return numbered(operation, "part", number);
 }
 
 std::string arguments_path(const std::string& operation) {
     return operation_path(operation) + "/arguments";
+}
+
+std::string torn_path(const std::string& operation, std::size_t number) {
+    return numbered(operation, "torn", number);
+}
+
+std::string torn_content(const std::vector<std::size_t>& members) {
+    return json::serialize(json::array(members.begin(), members.end()));
 }
 
 json::string to_characters(std::string_view bytes) {
@@ -148,8 +162,7 @@ json::object unpack_arguments(const std::string& operation, const std::vector<st
                               const unpack_order& order) {
     return {{"op", operation},
             {"live", names(live)},
-            {"parts", order.parts},
-            {"torn", json::array(order.torn.begin(), order.torn.end())},
+            {"parts", order.parts ? json::value(*order.parts) : json::value(nullptr)},
             {"ours", names(order.ours)},
             {"claims", names(order.claims)},
             {"into", to_characters(order.into)}};

@@ -34,16 +34,19 @@ std::string name_operation(const std::string& run, std::uint32_t number);
 // Where an operation keeps its things in the sandbox.
 std::string part_path(const std::string& operation, std::size_t number);
 std::string arguments_path(const std::string& operation);
+// Of what is told with part `number`: the members that are not to be unpacked, as far as that is
+// known by now. Before that part is sent.
+std::string torn_path(const std::string& operation, std::size_t number);
+std::string torn_content(const std::vector<std::size_t>& members);
 
 // Bytes as a JSON string of one character each, and back (nothing if it is none).
 json::string to_characters(std::string_view bytes);
 std::optional<std::string> from_characters(std::string_view text);
 
 struct unpack_order {
-    std::size_t parts = 0;
-    std::vector<std::size_t> torn;   // members that are not to be unpacked
-    std::vector<std::string> ours;   // files and links of ours where there is to be a directory
-    std::vector<std::string> claims; // what else should be there
+    std::optional<std::size_t> parts; // nothing: more are to come
+    std::vector<std::string> ours;    // files and links of ours where there is to be a directory
+    std::vector<std::string> claims;  // what else should be there
     std::string into; // the name a file gets in the directory that there is where it was to be
 };
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,

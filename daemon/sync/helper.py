@@ -11,7 +11,7 @@ whole or not at all. Only names below /workspace are touched, also where links l
 This comes first in what runs. What the verb needs, and adds to VERBS, and the call of main() follow: the interpreter reads
 no more than that, as it takes longer over it than over most of the work.
 """
-import errno, fcntl, json, mmap, os, stat, sys, zlib
+import errno, fcntl, json, mmap, os, stat, sys, time, zlib
 
 WORKSPACE = b"/workspace"
 HOME = WORKSPACE + b"/.deepinfra-sandboxd"
@@ -21,6 +21,8 @@ UMASK = 0o022
 BLOCK = 512
 RUN = 12  # characters of an operation's name that are those of its daemon's run; the rest is its number, always as long
 NAMED = 100  # failures told with their text
+COURTESY = 1  # seconds
+GLANCE = 0.004  # seconds from one look for a change to the next
 GONE = (FileNotFoundError, NotADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -86,20 +88,41 @@ class Operation:
         """The answer given before, if there is one."""
         self.sweep()  # before anything is made, as that may take room
         os.makedirs(SYNC, 0o755, exist_ok=True)
-        while True:
-            if os.path.exists(self.done):
-                with open(self.done, "rb") as file:
-                    return file.read()
+        while not os.path.exists(self.done):
             os.makedirs(self.directory, 0o755, exist_ok=True)
-            self.lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
             try:
-                if os.fstat(self.lock).st_ino == os.stat(self.directory).st_ino:
-                    if not os.path.exists(self.done):
-                        return None
+                self.lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                pass  # a twin has finished meanwhile
+                continue  # a twin has finished meanwhile
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            if self.stands() and not os.path.exists(self.done):
+                return None
             os.close(self.lock)
+        self.await_twin()
+        with open(self.done, "rb") as file:
+            return file.read()
+
+    def await_twin(self):
+        """Whoever has given the answer may still be clearing up, and would be cut off by those who have what they want."""
+        try:
+            lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        except GONE:
+            return
+        until = time.monotonic() + COURTESY
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(GLANCE)
+        os.close(lock)
+
+    def stands(self):
+        """Whether what was locked is still the operation's directory."""
+        try:
+            return os.fstat(self.lock).st_ino == os.stat(self.directory).st_ino
+        except FileNotFoundError:
+            return False
 
     def sweep(self):
         """What operations that nobody waits for any more have left behind. Who was live was told at some time: those that

@@ -1,60 +1,11 @@
-"""unpack: what was pushed, put in place. Follows helper.py, whose names it uses.
+"""unpack: what was pushed, put in place. Follows helper.py and helper_parts.py, whose names it uses.
 
 Members are taken one after the other from the archive's parts. What goes wrong with one of them is told with its number,
 and the rest goes on; an archive that is broken, or a disk that is full, ends it all.
 """
 
 LATEST = 1 << 40  # seconds; every file system's own limits are below, and the kernel keeps to those
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Python has it from 3.10 on
 MOST_STRETCHES = 1 << 20  # of one file; the daemon sends far fewer
-
-
-class Parts:
-    """The archive's parts as one stream; each is gzip or not."""
-
-    def __init__(self, directory, count):
-        self.names = [directory + b"/part-%06d" % i for i in range(count)]
-        self.next = 0
-        self.packed = None  # of a gzip part: what is still to be unpacked
-        self.inflate = None
-        self.buffer = memoryview(b"")
-
-    def fill(self):
-        try:
-            while not self.buffer:
-                if self.packed:
-                    self.buffer = memoryview(self.inflate.decompress(self.packed[:PIECE >> 2]))
-                    self.packed = self.packed[PIECE >> 2:]
-                elif self.next == len(self.names):
-                    raise Refused("archive_cut")
-                else:
-                    self.open()
-        except (OSError, ValueError, zlib.error):  # ValueError: nothing of an empty part can be mapped
-            raise Refused("archive_cut") from None
-
-    def open(self):
-        with open(self.names[self.next], "rb") as file:
-            # Mapped, so that what goes from file to file is copied once; at once, as all of it is wanted.
-            part = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | POPULATE, mmap.PROT_READ))
-        self.next += 1
-        if part[:2] == b"\x1f\x8b":
-            self.packed, self.inflate = part, zlib.decompressobj(31)
-        else:
-            self.buffer = part
-
-    def some(self, most):
-        """Between one byte and `most`."""
-        if not self.buffer:
-            self.fill()
-        data = self.buffer[:most]
-        self.buffer = self.buffer[most:]
-        return data
-
-    def exactly(self, size):
-        data = bytes(self.some(size)) if size else b""
-        while len(data) < size:
-            data += self.some(size - len(data))
-        return data
 
 
 class Content:
@@ -119,10 +70,13 @@ def field(text):
     return text.split(b"\0", 1)[0]
 
 
-def members(parts):
-    """Each Member; what it leaves of its content is passed over."""
+def members(parts, number_of_first):
+    """(number, Member) of each; what it leaves of its content is passed over."""
     attributes = {}
+    i = number_of_first
     while True:
+        if not attributes:
+            parts.begin(i)
         head = parts.exactly(BLOCK)
         if head[:1] == b"\0":
             return
@@ -133,9 +87,10 @@ def members(parts):
                 attributes = dict(records(text))
             continue
         member = Member(head, attributes, size, parts)
-        yield member
+        yield i, member
         member.content.pass_over()
         attributes = {}
+        i += 1
 
 
 def number(text):
@@ -222,10 +177,12 @@ class Target:
                 os.chmod(path, self.modes[path])
             except OSError:
                 pass
+        self.modes = {}
+        self.known = {WORKSPACE: None}
 
 
-def place(member, target, aside):
-    """None, or why it is not there."""
+def place(member, target, aside, is_torn):
+    """None, or why it is not there. Whether it is torn is known once all of it has been read."""
     if not below(member.path, WORKSPACE) or b".." in member.name.split(b"/"):
         return ("failed", "not below /workspace")
     if member.kind == b"5":
@@ -247,6 +204,9 @@ def place(member, target, aside):
             os.utime(fd, (member.mtime, member.mtime))
         finally:
             os.close(fd)
+        if is_torn():
+            os.unlink(aside)
+            return None
     return rename_to(aside, member.path)
 
 
@@ -263,25 +223,23 @@ def rename_to(aside, path):
 
 
 def unpack(asked, operation):
-    parts = Parts(operation.directory, asked["parts"])
-    if any(not os.path.exists(name) for name in parts.names):
-        raise Refused("parts_missing")
-    target = Target({raw(each) for each in asked["ours"]})
-    torn = set(asked["torn"])
+    progress = Progress(operation)
+    for i in range(progress.part, asked["parts"] or 0):
+        if not any(os.path.exists(name(operation, i)) for name in (part_name, last_name)):
+            raise Refused("parts_missing")
     into = raw(asked["into"])
-    went_into = False
     aside = operation.directory + b"/new-%d" % os.getpid()
     gone, _ = gone_before(operation, asked["claims"], aside)
-    failed = []
+    target = Target({raw(each) for each in asked["ours"]})
+    parts = Parts(operation, progress, target.settle, PATIENCE if asked["parts"] is None else 0)
     try:
-        for i, member in enumerate(members(parts)):
+        for i, member in members(parts, progress.member):
             trouble = None
             try:
                 if into and os.path.isdir(member.path):
                     member.path += b"/" + into
-                    went_into = True
-                if i not in torn:
-                    trouble = place(member, target, aside)
+                    progress.into = True
+                trouble = place(member, target, aside, lambda: i in parts.torn)
             except Refused:
                 raise
             except Exception as problem:
@@ -289,11 +247,22 @@ def unpack(asked, operation):
                     raise
                 trouble = ("failed", why(problem))
             if trouble:
-                failed.append([i, trouble[0], trouble[1] if len(failed) < NAMED else ""])
+                progress.failed.append([i, trouble[0], trouble[1] if len(progress.failed) < NAMED else ""])
                 remove(aside)
     finally:
         target.settle()
-    return {"failed": failed, "gone": gone, "into": went_into}
+    return {"failed": progress.failed, "gone": gone, "into": progress.into}
 
 
-VERBS["unpack"] = once(unpack)
+def unpack_all(asked):
+    """Of a first call that is at work nothing is known here: it is told that all parts are there by the name of the last."""
+    if asked["parts"]:
+        operation = Operation(asked)
+        try:
+            os.rename(part_name(operation, asked["parts"] - 1), last_name(operation, asked["parts"] - 1))
+        except FileNotFoundError:
+            pass  # it has done all that by now, or this was asked before; or it will turn out to be missing
+    return once(unpack)(asked)
+
+
+VERBS["unpack"] = unpack_all

@@ -9,8 +9,9 @@ constexpr std::uint64_t smallest_telling = 256U << 10;
 constexpr double guess = 10e6; // a good line at home; wrong guesses last for one part
 constexpr double seconds_a_part = 4;
 constexpr double smallest_part = 4U << 20;
-constexpr double first_part = 16U << 20;
-constexpr double largest_part = 32U << 20; // the last one is sent while nothing else goes on
+// Also while nothing is known. The last one is sent and put in place while nothing else goes on,
+// and each costs a round trip.
+constexpr double largest_part = 16U << 20;
 constexpr double newest_weight = 0.5;
 constexpr double least_gain = 0.9;
 
@@ -28,7 +29,7 @@ double pace::rate() const noexcept {
 
 std::uint64_t pace::part_size() const noexcept {
     const double size =
-        known() ? std::clamp(rate_ * seconds_a_part, smallest_part, largest_part) : first_part;
+        known() ? std::clamp(rate_ * seconds_a_part, smallest_part, largest_part) : largest_part;
     return static_cast<std::uint64_t>(size);
 }
 

@@ -54,8 +54,8 @@ public:
     bool full() const noexcept { return current_ && current_->size >= part_size_; }
     // The part as it is, and begins a new one with the next write; nothing if it would be empty.
     std::optional<part> take();
+    // To be written over by the next part that is begun.
     void recycle(sys::unique_fd fd);
-    sys::unique_fd spare() noexcept { return std::move(spare_); } // what was recycled last
 
     static constexpr std::size_t largest_piece = 512U << 10;
 

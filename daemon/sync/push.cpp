@@ -1,13 +1,15 @@
 // push and put: see service.hpp.
 //
-// Rounds: what has to go is read into an archive, part by part, each part is sent while the next is
-// read, and one call in the sandbox puts everything in place; of much there are several archives,
-// each put in place while the next one is sent. A second round takes what changed while it was
-// read, and what turns out to be missing: the first call also tells what of the rest is not there
-// any more.
+// Rounds: what has to go is read into an archive, part by part, each part is sent while others are
+// read, and one call in the sandbox puts everything in place, on a quick line with the help of one
+// that begins while parts still come; of very much there are several archives, each put in place
+// while the next one is sent. A second round takes what changed while it was read, and what turns
+// out to be missing: the first call also tells what of the rest is not there any more.
 #include "base/error.hpp"
 #include "base/id.hpp"
 #include "sync/archive_writer.hpp"
+#include "sync/head_start.hpp"
+#include "sync/part_belt.hpp"
 #include "sync/push_plan.hpp"
 #include "sync/sandbox_side.hpp"
 #include "sync/teller.hpp"
@@ -34,11 +36,11 @@ namespace {
 constexpr int most_rounds = 4;
 constexpr std::size_t most_looked_at = 20'000; // paths of one call
 constexpr const char* senseless = "the sandbox's answer makes no sense";
-constexpr std::uint64_t first_part = 8U << 20; // nothing is sent before it is made
-// Least content of one archive and one call, which costs a round trip and the start of an
-// interpreter. While there is more, a third of what is left: the last one is unpacked while nothing
-// else goes on.
+constexpr std::uint64_t first_part = 4U << 20; // nothing is sent before it is made
+// Content of one archive, see batch_size().
 constexpr std::uint64_t least_batch = 32U << 20;
+constexpr std::uint64_t largest_batch = 1U << 30; // of a quick line
+constexpr double soon = 60;                       // seconds
 constexpr std::uint64_t shares = 3;
 constexpr std::size_t most_in_batch = 20'000; // members, each of which the answer may have to name
 
@@ -161,7 +163,11 @@ private:
         operation_name operation;
         sandbox_side there;
         archive_writer archive;
-        std::size_t parts = 0;
+        unpack_order order;
+        std::size_t parts = 0; // that were sent
+        std::size_t torn = 0;  // members that the sandbox was told of
+        std::optional<head_start> unpacking;
+        bool whole = true; // else there is no room for the rest, as the call will tell
 
         batch(const pushing& of, push_plan::stretch which)
             : what(which), operation(of.shop_, of.result_.sandbox_id),
@@ -176,6 +182,7 @@ private:
         explicit passage(asio::any_io_executor executor) : changed(std::move(executor)) {}
 
         std::unique_ptr<batch> sent; // to be unpacked
+        bool unpacking = false;      // one that was sent
         bool all_sent = false;
         std::exception_ptr trouble; // ends both sides
         condition changed;
@@ -221,35 +228,40 @@ private:
     }
 
     asio::awaitable<void> send_batches(passage& now) {
-        sys::unique_fd spare;
         std::uint64_t begun = 0; // bytes of content
         for (std::size_t end = 0; !now.trouble;) {
-            const std::uint64_t size = std::max(least_batch, (now.total - begun) / shares);
+            const std::uint64_t size = batch_size(now.total - begun);
             const push_plan::stretch which = plan_.stretch_from(end, size, most_in_batch);
             if (which.size == 0) break;
             begun += plan_.content_of(which);
             end = which.begin + which.size;
             auto next = std::make_unique<batch>(*this, which);
-            next->archive.recycle(std::move(spare));
+            next->order.ours = plan_.ours();
+            // With the first call, before anything of this push is in place.
+            next->order.claims = std::exchange(now.claims, {});
+            next->order.into = name_in_a_directory();
             try {
                 co_await send_parts(*next, now);
             } catch (...) {
                 now.fail(std::current_exception());
             }
-            spare = next->archive.spare();
             while (now.sent && !now.trouble)
                 co_await now.changed.wait();
             if (now.trouble) {
                 co_await drop(*next, now.trouble);
                 break;
             }
-            plan_.give_up_what_is_not_in(which, next->archive);
-            if (next->archive.members().empty()) continue;
+            if (next->whole) plan_.give_up_what_is_not_in(which, next->archive);
+            if (next->archive.members().empty()) {
+                now.claims = std::move(next->order.claims);
+                continue;
+            }
             now.sent = std::move(next);
             now.changed.notify_all();
         }
         now.all_sent = true;
         now.changed.notify_all();
+        spares_.clear(); // while the last one is unpacked
     }
 
     asio::awaitable<void> unpack_batches(passage& now) {
@@ -258,6 +270,7 @@ private:
                 co_await now.changed.wait();
             const std::unique_ptr<batch> next = std::move(now.sent);
             if (!next) co_return;
+            now.unpacking = true;
             now.changed.notify_all();
             bool unpacked = false;
             try {
@@ -269,7 +282,29 @@ private:
                 now.fail(std::current_exception());
             }
             if (!unpacked) co_await drop(*next, now.trouble);
+            now.unpacking = false;
         }
+    }
+
+    // Bytes of content: of a quick line's much, as each costs a round trip and the start of an
+    // interpreter; else a third of what is left, as the last one is unpacked while nothing else
+    // goes on.
+    std::uint64_t batch_size(std::uint64_t left) const {
+        const std::uint64_t quick =
+            shop_->upload.known()
+                ? std::min(largest_batch, static_cast<std::uint64_t>(shop_->upload.rate() * soon))
+                : 0;
+        return std::max({least_batch, left / shares, quick});
+    }
+
+    // Worth it where all of it is there soon; one at a time.
+    void begin_unpacking(batch& what, const passage& now) {
+        if (what.unpacking || now.sent || now.unpacking || !shop_->upload.known()) return;
+        const auto all = static_cast<double>(plan_.content_of(what.what));
+        if (all > shop_->upload.rate() * soon) return;
+        const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+        what.unpacking.emplace(shop_->executor, what.there,
+                               unpack_arguments(what.operation.text(), live, what.order));
     }
 
     // It may be the room for these parts that the sandbox lacks now.
@@ -285,6 +320,7 @@ private:
                         problem.name() == error_name::cloud_error;
         } catch (...) {
         }
+        which.unpacking.reset();
         if (!reachable || shop_->stopping) co_return;
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         co_await which.there.drop(live);
@@ -292,15 +328,8 @@ private:
 
     asio::awaitable<void> unpack(batch& what, passage& now) {
         const std::vector<sent_member>& members = what.archive.members();
-        unpack_order order;
+        unpack_order& order = what.order;
         order.parts = what.parts;
-        for (std::size_t i = 0; i < members.size(); ++i) {
-            if (members[i].torn) order.torn.push_back(i);
-        }
-        order.ours = plan_.ours();
-        // With the first call, before anything of this push is in place.
-        order.claims = std::exchange(now.claims, {});
-        order.into = name_in_a_directory();
         if (now.all_sent) teller_.tell("unpacking", now.total, now.total);
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         json::object asked = unpack_arguments(what.operation.text(), live, order);
@@ -312,7 +341,7 @@ private:
             plan_.redirect(result_.into);
         }
         const bool again = plan_.note(what.what, members, answer->failed);
-        now.again = now.again || again;
+        now.again = now.again || again || !what.whole;
         for (const std::size_t i : answer->gone) {
             now.gone.push_back(order.claims[i]);
             if (!plan_.placed().contains(order.claims[i])) plan_.forget(order.claims[i]);
@@ -330,51 +359,65 @@ private:
         return std::filesystem::path(request_.files.front().host).filename().string();
     }
 
-    // Each is sent while the next one is made.
+    // Each is sent while others are made.
     asio::awaitable<void> send_parts(batch& what, passage& now) {
         using namespace asio::experimental::awaitable_operators;
-        std::optional<part> ready = co_await produce(
-            what.archive, what.what.begin == 0 ? first_part : shop_->upload.part_size());
-        while (ready && !now.trouble) {
-            std::optional<part> next;
-            std::exception_ptr trouble; // kept, as all have to come to their end
+        part_belt belt(shop_, what.archive, spares_);
+        std::exception_ptr trouble; // kept, as both have to come to their end
+        const auto send = [&]() -> asio::awaitable<void> {
+            try {
+                co_await send_from(belt, what, now);
+            } catch (...) {
+                trouble = std::current_exception();
+            }
+            belt.no_more_wanted();
+        };
+        const std::uint64_t first = what.what.begin == 0 ? first_part : shop_->upload.part_size();
+        co_await (belt.make(first) && send());
+        if (trouble) std::rethrow_exception(trouble);
+    }
+
+    asio::awaitable<void> send_from(part_belt& belt, batch& what, passage& now) {
+        using namespace asio::experimental::awaitable_operators;
+        while (!now.trouble) {
+            std::optional<made_part> next = co_await belt.take();
+            if (!next) break;
+            if (what.unpacking && what.unpacking->out_of_room()) {
+                what.whole = false;
+                break;
+            }
+            if (next->torn.size() != what.torn) {
+                what.torn = next->torn.size();
+                std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+                co_await what.there.put_torn(what.parts, std::move(next->torn), std::move(live));
+            }
+            part& content = next->content;
+            std::exception_ptr trouble; // kept, as both have to come to their end
             std::uint64_t gone = 0;
             asio::steady_timer tick(shop_->executor);
             bool done = false;
             const auto send = [&]() -> asio::awaitable<void> {
                 try {
-                    co_await send_part(what.there, what.parts, *ready, gone);
+                    co_await send_part(what.there, what.parts, content, gone);
                 } catch (...) {
                     trouble = std::current_exception();
                 }
                 done = true;
                 tick.cancel();
             };
-            const auto make = [&]() -> asio::awaitable<void> {
-                try {
-                    next = co_await produce(what.archive, shop_->upload.part_size());
-                } catch (...) {
-                    if (!trouble) trouble = std::current_exception();
-                }
-            };
             const auto report = [&] {
-                const std::uint64_t part = ready->plain * gone / ready->size;
+                const std::uint64_t part = content.plain * gone / content.size;
                 teller_.tell("sending", std::min(now.plain + part, now.total), now.total);
             };
-            co_await (send() && make() && keep_telling(tick, done, report));
+            co_await (send() && keep_telling(tick, done, report));
             if (trouble) std::rethrow_exception(trouble);
             report();
-            now.plain += ready->plain;
-            result_.wire_bytes += ready->size;
+            now.plain += content.plain;
+            result_.wire_bytes += content.size;
             ++what.parts;
-            what.archive.recycle(std::move(ready->fd));
-            ready = std::move(next);
+            spares_.push_back(std::move(content.fd));
+            if (!next->last) begin_unpacking(what, now);
         }
-    }
-
-    asio::awaitable<std::optional<part>> produce(archive_writer& archive, std::uint64_t size) {
-        const double rate = shop_->upload.rate();
-        co_return co_await shop_->elsewhere([&] { return archive.next(size, rate); });
     }
 
     asio::awaitable<void> send_part(sandbox_side& there, std::size_t number, const part& what,
@@ -413,6 +456,7 @@ private:
     teller teller_;
     push_plan plan_;
     push_result result_;
+    std::vector<sys::unique_fd> spares_; // of parts that were sent
 };
 
 } // namespace

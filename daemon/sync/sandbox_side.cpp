@@ -203,17 +203,41 @@ asio::awaitable<void> sandbox_side::get_part(std::size_t number, int fd, std::ui
     }
 }
 
+asio::awaitable<void> sandbox_side::put_text(std::string path, std::string text,
+                                             json::object sweep) {
+    upload what;
+    what.send = [this, &path, &text] {
+        return account_.cloud().put_content(sandbox_id_, path, text);
+    };
+    what.size = text.size();
+    what.sweep = std::move(sweep);
+    what.doing = "sending a list of files";
+    co_await insist(std::move(what));
+}
+
+asio::awaitable<void> sandbox_side::put_torn(std::size_t number, std::vector<std::size_t> members,
+                                             std::vector<std::string> live) {
+    co_await put_text(torn_path(operation_, number), torn_content(members),
+                      drop_arguments(operation_, live));
+}
+
+asio::awaitable<std::string> sandbox_side::attempt(std::string verb, json::object arguments) {
+    std::string text = json::serialize(arguments);
+    if (text.size() > longest_arguments) co_return std::string();
+    const std::vector<std::string> argv = helper_call(verb, std::move(text));
+    const outcome said = co_await call_once(argv);
+    std::string name;
+    if (said.answer) {
+        if (const auto error = error_of(*said.answer)) name = error->name;
+    }
+    co_return name;
+}
+
 asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object arguments) {
     std::string text = json::serialize(arguments);
     if (text.size() > longest_arguments) {
-        upload what;
-        what.send = [this, &text] {
-            return account_.cloud().put_content(sandbox_id_, arguments_path(operation_), text);
-        };
-        what.size = text.size();
-        what.sweep = {{"op", operation_}, {"live", arguments.at("live")}};
-        what.doing = "sending a list of files";
-        co_await insist(std::move(what));
+        const json::object sweep = {{"op", operation_}, {"live", arguments.at("live")}};
+        co_await put_text(arguments_path(operation_), std::move(text), sweep);
         text = "@" + arguments_path(operation_);
     }
     patience more(executor_, account_);

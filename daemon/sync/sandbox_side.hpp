@@ -53,8 +53,15 @@ public:
     // ... and into `fd`; it must be of exactly that size.
     boost::asio::awaitable<void> get_part(std::size_t number, int fd, std::uint64_t size,
                                           std::uint64_t& come);
+    // The members that are not to be unpacked, as far as that is known when part `number` is to be
+    // sent.
+    boost::asio::awaitable<void> put_torn(std::size_t number, std::vector<std::size_t> members,
+                                          std::vector<std::string> live);
     // The helper's answer, `error` taken out of it and thrown.
     boost::asio::awaitable<json::object> call(std::string verb, json::object arguments);
+    // One try of a call whose answer another one will have; the name of its `error`, if there is
+    // one.
+    boost::asio::awaitable<std::string> attempt(std::string verb, json::object arguments);
     // Takes away what the operation has there. One try, as the next operation would do it too.
     boost::asio::awaitable<void> drop(std::vector<std::string> live);
 
@@ -62,6 +69,8 @@ private:
     struct outcome;
     struct upload;
     boost::asio::awaitable<void> insist(upload what);
+    // `sweep`: the arguments of that verb, should room be wanted.
+    boost::asio::awaitable<void> put_text(std::string path, std::string text, json::object sweep);
     // The bytes that are free once what nobody needs has gone; nothing if that could not be done.
     boost::asio::awaitable<std::optional<std::uint64_t>> make_room(json::object arguments);
     boost::asio::awaitable<outcome> call_once(const std::vector<std::string>& argv);

@@ -17,6 +17,7 @@ from support.trees import describe, without_marker
 from test_fs_faults import PUT, fault, left_in_sandbox, push
 
 FILES, SIZE = 40, 3_000_000
+CALLS = ("while parts still come", "when all are there")  # of one archive
 FORBIDDEN = {"status": 403, "body": '{"error":{"message":"not you"}}'}
 
 
@@ -53,7 +54,7 @@ def test_after_a_failure_only_what_is_not_in_place_is_sent(peer: Peer, emulator:
     if which == "part":
         fault(emulator, PUT, FORBIDDEN, skip=4, times=0)
     else:
-        emulator.fault_exec(FORBIDDEN, skip=1, times=0)
+        emulator.fault_exec(FORBIDDEN, skip=len(CALLS), times=0)
     with pytest.raises(RpcFailure):
         push(peer, tmp_path / "much", "t")
     emulator.clear_faults()
@@ -72,7 +73,7 @@ def test_a_daemon_killed_between_two_archives(make_daemon: Callable[..., Daemon]
     daemon = make_daemon().start()
     with daemon.peer() as peer:
         peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
-        emulator.fault_exec({"stall_before": True}, skip=1)
+        emulator.fault_exec({"stall_before": True}, skip=len(CALLS), times=len(CALLS))
         peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(tmp_path / "much"), "remote": "t"}]})
         wait_until(lambda: emulator.faults()[0]["used"], "the second archive is to be unpacked")
     daemon.kill()

@@ -102,7 +102,7 @@ TEST_CASE("sync pace: parts are a few seconds long, and compressed where the lin
     CHECK(line.part_size() == 8'000'000);
     for (int i = 0; i < 20; ++i)
         line.took(64U << 20, 0.05);
-    CHECK(line.part_size() == 32U << 20);
+    CHECK(line.part_size() == 16U << 20);
     for (int i = 0; i < 40; ++i)
         line.took(1U << 20, 10);
     CHECK(line.part_size() == 4U << 20);

@@ -75,6 +75,16 @@ def padding(size):
     return -size % BLOCK
 
 
+def discard(path):
+    """What somebody may still be at work in, who can put nothing in place any more once it has another name."""
+    other = path + b".gone-%d" % os.getpid()
+    try:
+        os.rename(path, other)
+    except GONE:
+        return
+    remove(other)
+
+
 class Operation:
     """One transfer's directory, locked; answers are kept beside it."""
 
@@ -132,7 +142,7 @@ class Operation:
             younger = operation[:RUN] == self.name[:RUN] and operation > self.name
             if operation not in self.live and not younger:
                 try:
-                    remove(SYNC + b"/" + name)
+                    discard(SYNC + b"/" + name)
                 except OSError:
                     pass
 
@@ -159,7 +169,7 @@ class Operation:
 def drop(asked):
     operation = Operation(asked)
     for name in (operation.directory, operation.done):
-        remove(name)
+        discard(name)
     return b"{}"
 
 

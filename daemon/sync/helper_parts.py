@@ -16,7 +16,8 @@ class Progress:
         self.part, self.offset, self.member, self.failed, self.into = 0, 0, 0, [], False
         if os.path.exists(self.kept):
             with open(self.kept, "rb") as file:
-                self.part, self.offset, self.member, self.failed, self.into = json.load(file)
+                self.part, self.offset, self.member, failed, self.into = json.load(file)
+            self.failed = [each for each in failed if each[0] < self.member]
 
     def keep(self, part, offset, member):
         text = json.dumps([part, offset, member, self.failed, self.into]).encode()

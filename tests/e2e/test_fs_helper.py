@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import itertools
+import json
 import os
 import pathlib
+import random
+import tarfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from support.trees import describe
+
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "daemon" / "sync"
+Helper = dict[str, Any]  # the program's names
+
+STEPS = ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "chmod", "fchmod", "utime", "close")
+KILLED = 99
 
 
-@pytest.fixture
-def helper(tmp_path: pathlib.Path) -> dict[str, Any]:
-    """Its names; its /workspace is the directory of the test."""
-    text = "\n".join((SOURCES / f"{name}.py").read_text() for name in ("helper", "helper_remove"))
-    names: dict[str, Any] = {}
+def load(root: pathlib.Path, *files: str) -> Helper:
+    """Its /workspace is below `root`."""
+    text = "\n".join((SOURCES / f"{name}.py").read_text() for name in ("helper", "helper_remove", *files))
+    names: Helper = {}
     exec(compile(text, "helper", "exec"), names)
-    names["WORKSPACE"] = names["SYNC"] = os.fsencode(tmp_path)
+    names["WORKSPACE"] = os.fsencode(root / "workspace")
+    names["HOME"] = names["WORKSPACE"] + b"/.deepinfra-sandboxd"
+    names["SYNC"] = names["HOME"] + b"/sync"
+    (root / "workspace" / ".deepinfra-sandboxd" / "sync").mkdir(parents=True)
     return names
 
 
 @pytest.mark.parametrize("verb", ["sweep", "drop"])
-def test_an_operation_that_is_still_at_work_is_swept_all_the_same(helper: dict[str, Any], tmp_path: pathlib.Path, verb: str,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    left = tmp_path / "dead"
-    left.mkdir()
-    (left / "part-000000").write_text("x")
+def test_an_operation_that_is_still_at_work_is_swept_all_the_same(tmp_path: pathlib.Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = load(tmp_path)
+    sync = pathlib.Path(os.fsdecode(helper["SYNC"]))
+    (sync / "dead").mkdir()
+    (sync / "dead" / "part-000000").write_text("x")
     seen = os.listdir
     refused = []
 
@@ -34,13 +49,103 @@ def test_an_operation_that_is_still_at_work_is_swept_all_the_same(helper: dict[s
         """Whatever has been seen of its directory, it makes one more file there, as it does for each that it puts in place."""
         names = seen(path)
         try:
-            (left / "new-1").write_text("stale")
+            (sync / "dead" / "new-1").write_text("stale")
         except FileNotFoundError:
             refused.append(path)
         return names
 
     monkeypatch.setattr(helper["os"], "listdir", listdir)
-    operation = {"sweep": "alive", "drop": "dead"}[verb]
-    helper[verb]({"op": operation, "live": []})
+    helper[verb]({"op": {"sweep": "alive", "drop": "dead"}[verb], "live": []})
     monkeypatch.undo()
-    assert refused and list(tmp_path.iterdir()) == []
+    assert refused and list(sync.iterdir()) == []
+
+
+class Sent:
+    """An archive as it has come to a sandbox, in parts; its members fail, are torn, have long names, holes and closed directories."""
+
+    TORN, IN_THE_WAY = 7, 9
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.helper = load(root, "helper_parts", "helper_unpack")
+        self.helper["PATIENCE"] = 0  # nothing more comes
+        self.tree = root / "workspace" / "t"
+        self.tree.mkdir()
+        (self.tree / "taken").touch(0o600)
+        self.expected: dict[bytes, tuple[Any, ...]] = {b"taken": ("file", 0o600, b"")}
+        chance = random.Random(1)
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            self._add(archive, "closed", tarfile.DIRTYPE, b"", 0o555)
+            for i in range(1, 16):
+                name = {self.IN_THE_WAY: "taken/x"}.get(i, f"closed/{'long' * 40 if i % 4 == 0 else ''}{i}")
+                self._add(archive, name, tarfile.REGTYPE, chance.randbytes((0, 10, 9000, 700, 5000)[i % 5 - 2]), 0o640)
+                if i in (self.TORN, self.IN_THE_WAY):
+                    self.expected.pop(os.fsencode(name))
+            self._add(archive, "closed/link", tarfile.SYMTYPE, b"1", 0o777)
+        whole = stream.getvalue()
+        self.directory = directory = pathlib.Path(os.fsdecode(self.helper["SYNC"])) / "op"
+        directory.mkdir()
+        cuts = [0, *sorted(chance.sample(range(1, len(whole)), 30)), len(whole)]
+        for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            part = whole[begin:end]
+            (directory / f"part-{i:06}").write_bytes(gzip.compress(part) if i % 3 == 2 else part)
+        (directory / "torn-000000").write_text(json.dumps([self.TORN]))
+        self.parts = len(cuts) - 1
+
+    def _add(self, archive: tarfile.TarFile, name: str, kind: bytes, content: bytes, mode: int) -> None:
+        member = tarfile.TarInfo(str(self.tree / name)[1:])
+        member.type, member.mode, member.mtime = kind, mode, 1_700_000_000
+        if kind == tarfile.SYMTYPE:
+            member.linkname = content.decode()
+            self.expected[os.fsencode(name)] = ("link", content)
+        elif kind == tarfile.DIRTYPE:
+            self.expected[os.fsencode(name)] = ("directory", mode)
+        else:
+            member.size = len(content)
+            self.expected[os.fsencode(name)] = ("file", mode, content)
+        archive.addfile(member, io.BytesIO(content))
+
+    def call(self, parts: int | None) -> dict[str, Any]:
+        asked = {"op": "op", "live": ["op"], "parts": parts, "ours": [], "claims": [str(self.tree), str(self.tree / "nothing")], "into": ""}
+        answered: dict[str, Any] = json.loads(self.helper["answer"]("unpack", json.dumps(asked)))
+        return answered
+
+    def killed_at(self, step: int, parts: int | None) -> bool:
+        """Whether there was such a step; the call is another process's, killed before it takes that."""
+        child = os.fork()
+        if child == 0:
+            die_before(step)
+            self.call(parts)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
+def die_before(step: int) -> None:
+    steps = itertools.count()
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            if next(steps) == step:
+                os._exit(KILLED)
+            return real(*args, **named)
+
+        return call
+
+    for name in STEPS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while parts come", "when all are there"])
+def test_unpacking_that_is_killed_at_any_step_goes_on_where_it_was(tmp_path: pathlib.Path, early: bool) -> None:
+    for step in itertools.count():
+        sent = Sent(tmp_path / str(step))
+        killed = sent.killed_at(step, None if early else sent.parts)
+        answer = sent.call(sent.parts)
+        assert answer == {"failed": [[Sent.IN_THE_WAY, "in_the_way", "there is a file of that name"]], "gone": [1], "into": False}, step
+        assert describe(sent.tree) == sent.expected, step
+        assert sent.call(sent.parts) == answer, step
+        sent.helper["sweep"]({"op": "next", "live": []})
+        assert list(sent.directory.parent.iterdir()) == [], step
+        if not killed:
+            break
+    assert step > 100

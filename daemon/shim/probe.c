@@ -93,6 +93,8 @@ static int try_proc(void) {
 static int try_claims(void) {
     char id[32] = "probe-";
     struct text name = {id, strlen(id), sizeof id - 1};
+    put_i64(&name, geteuid());
+    put_char(&name, '-');
     put_i64(&name, getpid());
     const char* at;
     int error = claims_prepare(&at);

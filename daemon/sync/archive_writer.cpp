@@ -185,7 +185,6 @@ void archive_writer::write_data(std::uint64_t offset, std::size_t size) {
     digest_.add(offset, {buffer_.data(), size});
     out_->check(::archive_write_data(out_->writer, buffer_.data(), size));
     position_ += size;
-    bytes_ += size;
 }
 
 void archive_writer::write_zeros(std::uint64_t size) {

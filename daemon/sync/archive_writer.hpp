@@ -47,7 +47,6 @@ public:
     // over, and maybe some more.
     const std::vector<sent_member>& members() const noexcept { return members_; }
     const std::vector<skipped_path>& skipped() const noexcept { return skipped_; }
-    std::uint64_t bytes() const noexcept { return bytes_; } // content read so far
 
 private:
     struct output;
@@ -79,7 +78,6 @@ private:
 
     std::vector<sent_member> members_;
     std::vector<skipped_path> skipped_;
-    std::uint64_t bytes_ = 0;
 };
 
 } // namespace sandboxd::sync

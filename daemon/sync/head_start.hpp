@@ -2,8 +2,8 @@
 // the sandbox waits for the other.
 //
 // Nothing depends on it: the call that is made once all parts are there waits for it in the
-// sandbox, has its answer, and goes on where it was cut off. Owned by the transfer; it hangs up
-// when it goes, whatever has become of the call.
+// sandbox, has the answer that was kept there, and goes on where it was cut off. Owned by the
+// transfer; it hangs up when it goes, whatever has become of the call.
 #pragma once
 
 #include "sync/sandbox_side.hpp"
@@ -22,8 +22,8 @@ public:
     head_start& operator=(const head_start&) = delete;
     ~head_start();
 
-    // It has said so: what else is sent would find no room either.
-    bool out_of_room() const noexcept;
+    // Throws if it has ended for want of room, which nothing else that is sent would find either.
+    void check() const;
 
 private:
     struct state;

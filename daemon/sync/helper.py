@@ -21,6 +21,7 @@ UMASK = 0o022
 BLOCK = 512
 RUN = 12  # characters of an operation's name that are those of its daemon's run; the rest is its number, always as long
 NAMED = 100  # failures told with their text
+OWN = (b"arguments", b"gone", b"last", b"modes", b"new", b"part", b"progress", b"torn")  # what an operation's files are called first
 COURTESY = 1  # seconds
 GLANCE = 0.004  # seconds from one look for a change to the next
 GONE = (FileNotFoundError, NotADirectoryError)
@@ -77,12 +78,14 @@ def padding(size):
 
 def discard(path):
     """What somebody may still be at work in, who can put nothing in place any more once it has another name."""
-    other = path + b".gone-%d" % os.getpid()
     try:
-        os.rename(path, other)
+        if b".gone-" not in os.path.basename(path):
+            other = path + b".gone-%d" % os.getpid()
+            os.rename(path, other)
+            path = other
+        remove(path)
     except GONE:
-        return
-    remove(other)
+        pass  # others sweep, too
 
 
 class Operation:
@@ -94,8 +97,8 @@ class Operation:
         self.done = self.directory + b".done"
         self.live = {raw(each) for each in asked.get("live", [])} | {self.name}
 
-    def begin(self):
-        """The answer given before, if there is one."""
+    def begin(self, stays=False):
+        """The answer given before, if there is one. `stays`: so does the directory after it."""
         self.sweep()  # before anything is made, as that may take room
         os.makedirs(SYNC, 0o755, exist_ok=True)
         while not os.path.exists(self.done):
@@ -107,25 +110,31 @@ class Operation:
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             if self.stands() and not os.path.exists(self.done):
                 return None
-            os.close(self.lock)
-        self.await_twin()
+            self.release()
+        self.await_twin(stays)
         with open(self.done, "rb") as file:
             return file.read()
 
-    def await_twin(self):
+    def await_twin(self, stays):
         """Whoever has given the answer may still be clearing up, and would be cut off by those who have what they want."""
         try:
-            lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            self.lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except GONE:
             return
         until = time.monotonic() + COURTESY
         while time.monotonic() < until:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not stays:
+                    self.clear()  # it was cut off amid that
                 break
             except BlockingIOError:
                 time.sleep(GLANCE)
-        os.close(lock)
+        self.release()
+
+    def release(self):
+        """Others must not have to wait for this process, which may find nobody to give its answer to."""
+        os.close(self.lock)
 
     def stands(self):
         """Whether what was locked is still the operation's directory."""
@@ -146,24 +155,41 @@ class Operation:
                 except OSError:
                     pass
 
-    def finish(self, answer, keep=False):
+    def finish(self, answer, stays=False):
         text = json.dumps(answer).encode()
-        self.keep(text)
-        if not keep:
-            remove(self.directory)
+        kept = self.keep(text)
+        if not stays:
+            self.clear()
+        if not kept:
+            self.keep(text)  # there may be room now
         return text
 
     def give_up(self, text):
-        """The answer to what failed for want of room: first, what it has taken is given back."""
-        remove(self.directory)
+        """The answer to what failed for want of room: first, what it has taken is given back. More may be on its way here,
+        which finds the directory as it was."""
+        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else ():
+            if name.split(b"-")[0] in OWN:
+                remove(self.directory + b"/" + name)
+        try:
+            os.rmdir(self.directory)
+        except OSError:
+            pass
         self.keep(error(text))
         return error(text)
 
+    def clear(self):
+        try:
+            remove(self.directory)
+        except OSError:
+            pass  # something has come meanwhile: it is swept
+
     def keep(self, text):
+        """Whether it can be given to whoever asks again."""
         try:
             write_whole(self.done, text, self.directory + b".answer-%d" % os.getpid())
-        except OSError:  # it is given all the same, and without room cannot be given twice
-            pass
+            return True
+        except OSError:
+            return False
 
 
 def drop(asked):
@@ -217,8 +243,17 @@ def once(work, without_room=False):
         except OSError as problem:
             if problem.errno not in FULL or not without_room:
                 raise
-            before = None
-        return operation.finish(work(asked, operation)) if before is None else before
+            return operation.finish(work(asked, operation))
+        if before is not None:
+            return before
+        try:
+            return operation.finish(work(asked, operation))
+        except OSError as problem:
+            if problem.errno not in FULL:
+                raise
+            return operation.give_up("no_space: " + why(problem))
+        finally:
+            operation.release()
     return verb
 
 

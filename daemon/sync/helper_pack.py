@@ -232,11 +232,11 @@ class Source:
 
 def pack(asked):
     operation = Operation(asked)
-    before = operation.begin()
+    before = operation.begin(stays=True)
     if before is not None:
         return before
     try:
-        return operation.finish(pack_into(operation.directory, asked), keep=True)
+        return operation.finish(pack_into(operation.directory, asked), stays=True)
     except BaseException:
         remove(operation.directory)  # what is left of it would keep a full disk full
         raise

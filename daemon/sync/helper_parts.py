@@ -12,6 +12,9 @@ class Progress:
     """Where to go on, should this be cut off: kept beside the parts, of which those before are not needed any more."""
 
     def __init__(self, operation):
+        for name in os.listdir(operation.directory):
+            if name.startswith((b"new-", b"progress-")):
+                os.unlink(operation.directory + b"/" + name)  # of who was cut off
         self.kept = operation.directory + b"/progress"
         self.part, self.offset, self.member, self.failed, self.into = 0, 0, 0, [], False
         if os.path.exists(self.kept):
@@ -34,12 +37,22 @@ def last_name(operation, i):
     return operation.directory + b"/last-%06d" % i
 
 
+def mapped(path):
+    """So that what goes from file to file is copied once; at once, as all of it is wanted."""
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | POPULATE, mmap.PROT_READ))
+    except ValueError:  # it is empty
+        raise Refused("archive_cut") from None
+    except FileNotFoundError:
+        raise Refused("parts_missing") from None
+
+
 class Parts:
     """The archive's parts as one stream; each is gzip or not. One is whole when the next has begun."""
 
-    def __init__(self, operation, progress, settle, patience):
+    def __init__(self, operation, progress, patience):
         self.operation, self.progress = operation, progress
-        self.settle = settle  # to be called before progress is kept
         self.patience = patience  # seconds without a new part
         self.next = progress.part
         self.packed = None  # of a gzip part: what is still to be unpacked
@@ -57,26 +70,22 @@ class Parts:
         self.begun = (self.next - 1, self.plain - len(self.buffer), member)
 
     def fill(self):
-        try:
-            while not self.buffer:
-                if self.packed:
+        while not self.buffer:
+            if self.packed:
+                try:
                     self.buffer = memoryview(self.inflate.decompress(self.packed[:PIECE >> 2]))
-                    self.packed = self.packed[PIECE >> 2:]
-                    self.plain += len(self.buffer)
-                else:
-                    self.open(self.next)
-        except (ValueError, zlib.error):  # ValueError: nothing of an empty part can be mapped
-            raise Refused("archive_cut") from None
-        except FileNotFoundError:
-            raise Refused("parts_missing") from None
+                except zlib.error:
+                    raise Refused("archive_cut") from None
+                self.packed = self.packed[PIECE >> 2:]
+                self.plain += len(self.buffer)
+            else:
+                self.open(self.next)
 
     def open(self, i):
         path = self.whole(i)
         if self.begun and self.begun[0] > self.progress.part:
             self.keep_progress()
-        with open(path, "rb") as file:
-            # Mapped, so that what goes from file to file is copied once; at once, as all of it is wanted.
-            part = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | POPULATE, mmap.PROT_READ))
+        part = mapped(path)
         while self.heard <= i:
             told = self.operation.directory + b"/torn-%06d" % self.heard
             self.heard += 1
@@ -104,9 +113,13 @@ class Parts:
             time.sleep(GLANCE)
 
     def keep_progress(self):
-        self.settle()
         done = range(self.progress.part, self.begun[0])
-        self.progress.keep(*self.begun)
+        try:
+            self.progress.keep(*self.begun)
+        except OSError as problem:
+            if problem.errno not in FULL:
+                raise
+            return  # there may be room for what is left
         for i in done:
             remove(part_name(self.operation, i))
 

@@ -121,13 +121,35 @@ def sparse_map(content):
     return list(zip(numbers[1:wanted:2], numbers[2:wanted:2]))
 
 
+class Modes:
+    """Of directories, set last, as one may forbid writing to it; and written down first, for who goes on after a kill."""
+
+    def __init__(self, operation):
+        self.fd = os.open(operation.directory + b"/modes", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with open(self.fd, "rb", closefd=False) as file:
+            *records, cut = file.read().split(b"\0")
+        os.ftruncate(self.fd, sum(len(each) + 1 for each in records))
+        self.of = {path: int(mode, 8) for mode, path in (each.split(b" ", 1) for each in records)}
+
+    def note(self, path, mode):
+        write_all(self.fd, b"%o %b\0" % (mode, path))
+        self.of[path] = mode
+
+    def settle(self):
+        for path in sorted(self.of, key=len, reverse=True):
+            try:
+                os.chmod(path, self.of[path])
+            except OSError:
+                pass
+
+
 class Target:
     """Where members go: directories made as needed, each checked once."""
 
-    def __init__(self, ours):
+    def __init__(self, ours, modes):
         self.ours = ours  # files and links that an earlier push has put where there is a directory now
         self.known = {WORKSPACE: None}
-        self.modes = {}  # of directories, set last: one may forbid writing to it
+        self.modes = modes
 
     def directory(self, path, member=False):
         """None, or why nothing can be put there. A `member` is itself of the push, and not only where something of it goes."""
@@ -167,18 +189,10 @@ class Target:
         elif not stat.S_ISDIR(mode):
             return ("in_the_way", "there is a file of that name")
         if not os.access(path, os.W_OK | os.X_OK):
-            self.modes.setdefault(path, stat.S_IMODE(os.stat(path).st_mode))
+            if path not in self.modes.of:
+                self.modes.note(path, stat.S_IMODE(os.stat(path).st_mode))
             os.chmod(path, 0o700)
         return None
-
-    def settle(self):
-        for path in sorted(self.modes, key=len, reverse=True):
-            try:
-                os.chmod(path, self.modes[path])
-            except OSError:
-                pass
-        self.modes = {}
-        self.known = {WORKSPACE: None}
 
 
 def place(member, target, aside, is_torn):
@@ -188,7 +202,7 @@ def place(member, target, aside, is_torn):
     if member.kind == b"5":
         trouble = target.directory(member.path, member=True)
         if not trouble:
-            target.modes[member.path] = member.mode
+            target.modes.note(member.path, member.mode)
         return trouble
     trouble = target.directory(os.path.dirname(member.path))
     if trouble:
@@ -230,8 +244,9 @@ def unpack(asked, operation):
     into = raw(asked["into"])
     aside = operation.directory + b"/new-%d" % os.getpid()
     gone, _ = gone_before(operation, asked["claims"], aside)
-    target = Target({raw(each) for each in asked["ours"]})
-    parts = Parts(operation, progress, target.settle, PATIENCE if asked["parts"] is None else 0)
+    modes = Modes(operation)
+    target = Target({raw(each) for each in asked["ours"]}, modes)
+    parts = Parts(operation, progress, PATIENCE if asked["parts"] is None else 0)
     try:
         for i, member in members(parts, progress.member):
             trouble = None
@@ -249,19 +264,26 @@ def unpack(asked, operation):
             if trouble:
                 progress.failed.append([i, trouble[0], trouble[1] if len(progress.failed) < NAMED else ""])
                 remove(aside)
+    except OSError:
+        if operation.stands():
+            raise
+        raise Refused("parts_missing") from None
     finally:
-        target.settle()
+        modes.settle()
+    if progress.failed and not operation.stands():
+        raise Refused("parts_missing")  # what was swept had no chance
     return {"failed": progress.failed, "gone": gone, "into": progress.into}
 
 
 def unpack_all(asked):
     """Of a first call that is at work nothing is known here: it is told that all parts are there by the name of the last."""
     if asked["parts"]:
-        operation = Operation(asked)
+        operation, last = Operation(asked), asked["parts"] - 1
         try:
-            os.rename(part_name(operation, asked["parts"] - 1), last_name(operation, asked["parts"] - 1))
+            if not os.path.exists(last_name(operation, last)):
+                os.rename(part_name(operation, last), last_name(operation, last))
         except FileNotFoundError:
-            pass  # it has done all that by now, or this was asked before; or it will turn out to be missing
+            pass  # it has done all that by now, or it will turn out to be missing
     return once(unpack)(asked)
 
 

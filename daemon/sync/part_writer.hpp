@@ -66,7 +66,7 @@ private:
     std::filesystem::path directory_;
     std::uint64_t part_size_ = 0;
     double rate_ = 0;
-    double compressor_rate_ = 0; // of the last sample that was tried
+    double compressor_rate_ = 0; // of the quickest sample that was tried
     sys::unique_fd spare_;
     std::unique_ptr<part> current_; // its address is the compressor's too
     std::unique_ptr<compressor> compressor_;

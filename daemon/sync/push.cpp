@@ -167,7 +167,6 @@ private:
         std::size_t parts = 0; // that were sent
         std::size_t torn = 0;  // members that the sandbox was told of
         std::optional<head_start> unpacking;
-        bool whole = true; // else there is no room for the rest, as the call will tell
 
         batch(const pushing& of, push_plan::stretch which)
             : what(which), operation(of.shop_, of.result_.sandbox_id),
@@ -251,7 +250,7 @@ private:
                 co_await drop(*next, now.trouble);
                 break;
             }
-            if (next->whole) plan_.give_up_what_is_not_in(which, next->archive);
+            plan_.give_up_what_is_not_in(which, next->archive);
             if (next->archive.members().empty()) {
                 now.claims = std::move(next->order.claims);
                 continue;
@@ -299,9 +298,9 @@ private:
 
     // Worth it where all of it is there soon; one at a time.
     void begin_unpacking(batch& what, const passage& now) {
-        if (what.unpacking || now.sent || now.unpacking || !shop_->upload.known()) return;
+        if (what.unpacking || now.trouble || now.sent || now.unpacking) return;
         const auto all = static_cast<double>(plan_.content_of(what.what));
-        if (all > shop_->upload.rate() * soon) return;
+        if (!shop_->upload.known() || all > 2 * soon * shop_->upload.rate()) return;
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         what.unpacking.emplace(shop_->executor, what.there,
                                unpack_arguments(what.operation.text(), live, what.order));
@@ -341,7 +340,7 @@ private:
             plan_.redirect(result_.into);
         }
         const bool again = plan_.note(what.what, members, answer->failed);
-        now.again = now.again || again || !what.whole;
+        now.again = now.again || again;
         for (const std::size_t i : answer->gone) {
             now.gone.push_back(order.claims[i]);
             if (!plan_.placed().contains(order.claims[i])) plan_.forget(order.claims[i]);
@@ -382,10 +381,7 @@ private:
         while (!now.trouble) {
             std::optional<made_part> next = co_await belt.take();
             if (!next) break;
-            if (what.unpacking && what.unpacking->out_of_room()) {
-                what.whole = false;
-                break;
-            }
+            if (what.unpacking) what.unpacking->check();
             if (next->torn.size() != what.torn) {
                 what.torn = next->torn.size();
                 std::vector<std::string> live = shop_->live_in(result_.sandbox_id);

@@ -221,25 +221,28 @@ asio::awaitable<void> sandbox_side::put_torn(std::size_t number, std::vector<std
                       drop_arguments(operation_, live));
 }
 
-asio::awaitable<std::string> sandbox_side::attempt(std::string verb, json::object arguments) {
-    std::string text = json::serialize(arguments);
-    if (text.size() > longest_arguments) co_return std::string();
-    const std::vector<std::string> argv = helper_call(verb, std::move(text));
-    const outcome said = co_await call_once(argv);
-    std::string name;
-    if (said.answer) {
-        if (const auto error = error_of(*said.answer)) name = error->name;
-    }
-    co_return name;
-}
-
-asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object arguments) {
+asio::awaitable<std::string> sandbox_side::given(std::string path, json::object arguments) {
     std::string text = json::serialize(arguments);
     if (text.size() > longest_arguments) {
         const json::object sweep = {{"op", operation_}, {"live", arguments.at("live")}};
-        co_await put_text(arguments_path(operation_), std::move(text), sweep);
-        text = "@" + arguments_path(operation_);
+        co_await put_text(path, std::move(text), sweep);
+        text = "@" + path;
     }
+    co_return text;
+}
+
+asio::awaitable<std::optional<helper_error>> sandbox_side::attempt(std::string verb,
+                                                                   json::object arguments) {
+    std::string text = co_await given(arguments_path(operation_) + "-early", std::move(arguments));
+    const std::vector<std::string> argv = helper_call(verb, std::move(text));
+    const outcome said = co_await call_once(argv);
+    std::optional<helper_error> error;
+    if (said.answer) error = error_of(*said.answer);
+    co_return error;
+}
+
+asio::awaitable<json::object> sandbox_side::call(std::string verb, json::object arguments) {
+    std::string text = co_await given(arguments_path(operation_), std::move(arguments));
     patience more(executor_, account_);
     const std::vector<std::string> argv = helper_call(verb, std::move(text));
     for (;;) {

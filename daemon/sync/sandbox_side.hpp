@@ -59,9 +59,10 @@ public:
                                           std::vector<std::string> live);
     // The helper's answer, `error` taken out of it and thrown.
     boost::asio::awaitable<json::object> call(std::string verb, json::object arguments);
-    // One try of a call whose answer another one will have; the name of its `error`, if there is
-    // one.
-    boost::asio::awaitable<std::string> attempt(std::string verb, json::object arguments);
+    // One try of a call whose answer another one will have; its `error`, if there is one.
+    boost::asio::awaitable<std::optional<helper_error>> attempt(std::string verb,
+                                                                json::object arguments);
+    [[noreturn]] void fail(const helper_error& error) const; // throws it, for people
     // Takes away what the operation has there. One try, as the next operation would do it too.
     boost::asio::awaitable<void> drop(std::vector<std::string> live);
 
@@ -74,10 +75,11 @@ private:
     // The bytes that are free once what nobody needs has gone; nothing if that could not be done.
     boost::asio::awaitable<std::optional<std::uint64_t>> make_room(json::object arguments);
     boost::asio::awaitable<outcome> call_once(const std::vector<std::string>& argv);
+    // The arguments, or if they are long, where in the sandbox they are by then.
+    boost::asio::awaitable<std::string> given(std::string path, json::object arguments);
     // Throw, with the sandbox's id.
     [[noreturn]] void fail(const rpc_error& error) const;
     [[noreturn]] void fail(const cloud::failure& failure, std::string_view doing) const;
-    [[noreturn]] void fail(const helper_error& error) const;
 
     boost::asio::any_io_executor executor_;
     sandbox::account& account_;

@@ -16,7 +16,8 @@ from support.trees import describe, without_marker
 from test_fs_faults import PUT, fault, left_in_sandbox, noise, push
 
 FILES, SIZE = 60, 1_000_000
-PARTS = 5  # of 4, then of 16 MiB
+PARTS = 5  # of 4, then of 16 MiB, as the line is known to be quick
+FIRST = 8_000_000  # of which that is known: it may take seconds
 PUT_ROUTE = " ".join(PUT)
 EARLY = '\\"parts\\":null'  # in a call that is made while parts still come
 
@@ -24,7 +25,7 @@ EARLY = '\\"parts\\":null'  # in a call that is made while parts still come
 @pytest.fixture
 def much(peer: Peer, tmp_path: pathlib.Path) -> pathlib.Path:
     """Something that the line is known to be quick enough for."""
-    push(peer, noise(tmp_path / "first", 1_000_000), "first")
+    push(peer, noise(tmp_path / "first", FIRST), "first")
     return make_much(tmp_path / "much")
 
 
@@ -114,7 +115,7 @@ def test_what_a_killed_daemon_began_ends_when_its_parts_are_swept(make_daemon: C
     emulator.config(on_disconnect="keep")
     daemon = make_daemon().start()
     with daemon.peer() as peer:
-        push(peer, noise(tmp_path / "first", 1_000_000), "first")
+        push(peer, noise(tmp_path / "first", FIRST), "first")
         fault(emulator, PUT, {"stall_before": True}, skip=PARTS - 1)
         start(peer, make_much(tmp_path / "much"))
         wait_until(lambda: emulator.faults()[0]["used"] and len(helpers(emulator)) == 1, "the last part is awaited")
@@ -138,7 +139,7 @@ def test_what_changed_while_it_was_read_is_not_put_in_place(peer: Peer, emulator
     noise(large, FILES * SIZE)
     fault(emulator, PUT, {"latency_ms": 600_000}, skip=1)
     under_way = start(peer, tree)
-    wait_until(lambda: emulator.faults()[0]["used"], "a part is awaited, and not all is read")
+    wait_until(lambda: emulator.faults()[0]["used"] and len(helpers(emulator)) == 1, "a part is awaited, and not all is read")
     with open(large, "r+b") as file:
         file.write(b"changed")
     fault(emulator, PUT, {"latency_ms": 600_000}, skip=PARTS - 1 + 1)  # the rest, and what is told of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import itertools
@@ -10,7 +11,9 @@ import os
 import pathlib
 import random
 import tarfile
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ Helper = dict[str, Any]  # the program's names
 
 STEPS = ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "chmod", "fchmod", "utime", "close")
 KILLED = 99
+NOBODY = 65534
 
 
 def load(root: pathlib.Path, *files: str) -> Helper:
@@ -91,6 +95,9 @@ class Sent:
             (directory / f"part-{i:06}").write_bytes(gzip.compress(part) if i % 3 == 2 else part)
         (directory / "torn-000000").write_text(json.dumps([self.TORN]))
         self.parts = len(cuts) - 1
+        if os.getuid() == 0:
+            for path in [self.tree.parent, *self.tree.parent.rglob("*")]:
+                os.chown(path, NOBODY, NOBODY)
 
     def _add(self, archive: tarfile.TarFile, name: str, kind: bytes, content: bytes, mode: int) -> None:
         member = tarfile.TarInfo(str(self.tree / name)[1:])
@@ -105,22 +112,29 @@ class Sent:
             self.expected[os.fsencode(name)] = ("file", mode, content)
         archive.addfile(member, io.BytesIO(content))
 
-    def call(self, parts: int | None) -> dict[str, Any]:
+    def call(self, parts: int | None, prepare: Callable[[], None] = lambda: None) -> dict[str, Any] | None:
+        """The answer of a process of its own, which is an ordinary user's, and *prepared*; None if it was killed."""
         asked = {"op": "op", "live": ["op"], "parts": parts, "ours": [], "claims": [str(self.tree), str(self.tree / "nothing")], "into": ""}
-        answered: dict[str, Any] = json.loads(self.helper["answer"]("unpack", json.dumps(asked)))
-        return answered
-
-    def killed_at(self, step: int, parts: int | None) -> bool:
-        """Whether there was such a step; the call is another process's, killed before it takes that."""
+        back, out = os.pipe()
         child = os.fork()
         if child == 0:
-            die_before(step)
-            self.call(parts)
+            if os.getuid() == 0:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            os.getpid = lambda: 7  # as where each call has process ids of its own
+            prepare()
+            os.writev(out, [self.helper["answer"]("unpack", json.dumps(asked))])
             os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+        os.close(out)
+        with open(back, "rb") as file:
+            answer = file.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, KILLED)
+        return json.loads(answer) if code == 0 else None
 
 
 def die_before(step: int) -> None:
+    """Before it takes that one of STEPS."""
     steps = itertools.count()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,17 +149,62 @@ def die_before(step: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
+@pytest.fixture
+def room() -> Iterator[pathlib.Path]:
+    """Where any user may go."""
+    with tempfile.TemporaryDirectory(prefix="helper-") as directory:
+        os.chmod(directory, 0o755)
+        yield pathlib.Path(directory)
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["while parts come", "when all are there"])
-def test_unpacking_that_is_killed_at_any_step_goes_on_where_it_was(tmp_path: pathlib.Path, early: bool) -> None:
+def test_unpacking_that_is_killed_at_any_step_goes_on_where_it_was(room: pathlib.Path, early: bool) -> None:
     for step in itertools.count():
-        sent = Sent(tmp_path / str(step))
-        killed = sent.killed_at(step, None if early else sent.parts)
+        sent = Sent(room / str(step))
+        killed = sent.call(None if early else sent.parts, partial(die_before, step)) is None
         answer = sent.call(sent.parts)
         assert answer == {"failed": [[Sent.IN_THE_WAY, "in_the_way", "there is a file of that name"]], "gone": [1], "into": False}, step
         assert describe(sent.tree) == sent.expected, step
+        assert [each.name for each in sent.directory.parent.iterdir() if "answer-" not in each.name] == ["op.done"], step
         assert sent.call(sent.parts) == answer, step
-        sent.helper["sweep"]({"op": "next", "live": []})
-        assert list(sent.directory.parent.iterdir()) == [], step
         if not killed:
             break
     assert step > 100
+
+
+def fails(name: str, suffix: bytes, code: int, times: int = 1, first: Callable[[], None] = lambda: None) -> None:
+    """What os.*name* does to the first paths of that end."""
+    real, left = getattr(os, name), itertools.count()
+
+    def call(*args: Any, **named: Any) -> Any:
+        if args[-1 if name == "rename" else 0].endswith(suffix) and next(left) < times:
+            first()
+            raise OSError(code, os.strerror(code))
+        return real(*args, **named)
+
+    setattr(os, name, call)
+
+
+def test_an_answer_that_finds_no_room_is_kept_when_there_is_some_again(room: pathlib.Path) -> None:
+    sent = Sent(room)
+    answer = sent.call(sent.parts, partial(fails, "rename", b"op.done", errno.ENOSPC))
+    assert answer is not None and not sent.directory.exists()
+    assert sent.call(sent.parts) == answer
+
+
+def test_what_is_swept_is_not_told_as_failed(room: pathlib.Path) -> None:
+    """A file fails, as the directory that it was made in has another name; the parts at hand are still read."""
+    sent = Sent(room)
+    swept = partial(os.rename, sent.directory, sent.directory.parent / "op.gone-1")
+    assert sent.call(sent.parts, partial(fails, "rename", b"closed/15", errno.ENOENT, first=swept)) == {"error": "parts_missing"}
+    assert not (sent.directory.parent / "op.done").exists()
+
+
+def test_giving_up_leaves_what_is_on_its_way(room: pathlib.Path) -> None:
+    sent = Sent(room)
+    (sent.directory / ".put-1").write_text("of the platform, which gives it its name when it is whole")
+    no_space = {"error": "no_space: No space left on device"}
+    assert sent.call(None, partial(fails, "rename", b"closed/2", errno.ENOSPC)) == no_space
+    assert [each.name for each in sent.directory.iterdir()] == [".put-1"]
+    assert sent.call(sent.parts) == no_space
+    assert not sent.directory.exists()

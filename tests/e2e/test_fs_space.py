@@ -61,8 +61,10 @@ def refused(peer: Peer, host: pathlib.Path, remote: str) -> None:
     assert full.value.name == "no_space" and "sandbox" in full.value.message, full.value.message
 
 
+@pytest.mark.parametrize("put_replace", ["truncate", "rename"])
 @pytest.mark.parametrize("size", [40_000_000, 80_000_000], ids=["unpacking", "sending"])
-def test_a_push_that_does_not_fit_takes_no_room(peer: Peer, disk: pathlib.Path, emulator: Emulator, tmp_path: pathlib.Path, size: int) -> None:
+def test_a_push_that_does_not_fit_takes_no_room(peer: Peer, disk: pathlib.Path, emulator: Emulator, tmp_path: pathlib.Path, size: int, put_replace: str) -> None:
+    emulator.config(put_replace=put_replace)
     tree = tmp_path / "t"
     (tree / "ro").mkdir(parents=True)
     small = noise(tree / "ro" / "small", 10)

@@ -201,11 +201,23 @@ asio::awaitable<input_answer> command_input::take_stdin(input_chunk chunk) {
     const auto mine = std::make_shared<waiting>();
     mine->chunk = std::move(chunk);
     waiting_.push_back(mine);
-    while (sink_ == sink::undecided) {
+    struct place { // also if it is cancelled
+        command_input& in;
+        const std::shared_ptr<waiting>& who;
+        place(command_input& input, const std::shared_ptr<waiting>& piece)
+            : in(input), who(piece) {}
+        place(const place&) = delete;
+        place& operator=(const place&) = delete;
+        ~place() {
+            if (std::erase(in.waiting_, who) != 0) in.changed_.notify_all();
+        }
+    };
+    const place in_line(*this, mine);
+    // Into a file they go here, in the order in which they came; the pump keeps to that by itself.
+    while (sink_ == sink::undecided || (sink_ == sink::file && waiting_.front() != mine)) {
         co_await changed_.wait();
     }
     if (sink_ == sink::file) {
-        std::erase(waiting_, mine);
         co_return collect(stdin_, most_collected, stdin_complete_, mine->chunk);
     }
     if (!pumping_) {

@@ -240,6 +240,8 @@ def pack(asked):
     except BaseException:
         remove(operation.directory)  # what is left of it would keep a full disk full
         raise
+    finally:
+        operation.release()
 
 
 def pack_into(directory, asked):

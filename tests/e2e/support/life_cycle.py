@@ -249,15 +249,21 @@ def is_old(stage: Stage) -> None:
 def one_turns_up_late(stage: Stage, attempt: int = 7) -> None:
     """Another attempt of the creation that made the one in use."""
     tags: dict[str, str] = dict(stage.emulator.sandbox(stage.our_one())["tags"])
-    creation, _, made_by = tags["sandboxd_creation"].rpartition(".")
-    assert made_by != str(attempt)
+    creation, made_by = creation_and_attempt(tags)
+    assert made_by != attempt
     tags["sandboxd_creation"] = f"{creation}.{attempt}"
     stage.emulator.create_running(tags=tags)
 
 
+def creation_and_attempt(tags: dict[str, str]) -> tuple[str, int]:
+    creation, _, attempt = tags["sandboxd_creation"].rpartition(".")
+    return creation, int(attempt)
+
+
 def first_attempt_turns_up(stage: Stage) -> None:
-    """Once there is a second one: one of the two must go."""
-    if stage.ours():
+    """Once there is a second one: one of the two must go. If the daemon died while the first was under way, that may have come
+    through, as the platform that is well again reads it only then."""
+    if stage.ours() and creation_and_attempt(stage.emulator.sandbox(stage.our_one())["tags"])[1] != 1:
         one_turns_up_late(stage, 1)
 
 

@@ -111,7 +111,8 @@ def test_what_was_cut_off_goes_on_where_it_was(peer: Peer, emulator: Emulator, m
     assert emulator.count(PUT_ROUTE) - sent == PARTS + 1  # nothing twice, but for the one that was cut
 
 
-def test_what_a_killed_daemon_began_ends_when_its_parts_are_swept(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_a_daemon_began_ends_when_its_parts_are_swept(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, how: str) -> None:
     emulator.config(on_disconnect="keep")
     daemon = make_daemon().start()
     with daemon.peer() as peer:
@@ -119,7 +120,10 @@ def test_what_a_killed_daemon_began_ends_when_its_parts_are_swept(make_daemon: C
         fault(emulator, PUT, {"stall_before": True}, skip=PARTS - 1)
         start(peer, make_much(tmp_path / "much"))
         wait_until(lambda: emulator.faults()[0]["used"] and len(helpers(emulator)) == 1, "the last part is awaited")
-    daemon.kill()
+    if how == "killed":
+        daemon.kill()
+    else:
+        assert daemon.stop() == 0
     emulator.clear_faults()
     daemon.start()
     with daemon.peer() as peer:

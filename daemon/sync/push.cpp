@@ -166,7 +166,7 @@ private:
         unpack_order order;
         std::size_t parts = 0; // that were sent
         std::size_t torn = 0;  // members that the sandbox was told of
-        std::optional<head_start> unpacking;
+        std::optional<head_start> early;
 
         batch(const pushing& of, push_plan::stretch which)
             : what(which), operation(of.shop_, of.result_.sandbox_id),
@@ -298,12 +298,12 @@ private:
 
     // Worth it where all of it is there soon; one at a time.
     void begin_unpacking(batch& what, const passage& now) {
-        if (what.unpacking || now.trouble || now.sent || now.unpacking) return;
+        if (what.early || now.trouble || now.sent || now.unpacking) return;
         const auto all = static_cast<double>(plan_.content_of(what.what));
         if (!shop_->upload.known() || all > 2 * soon * shop_->upload.rate()) return;
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
-        what.unpacking.emplace(shop_->executor, what.there,
-                               unpack_arguments(what.operation.text(), live, what.order));
+        what.early.emplace(shop_->executor, what.there,
+                           unpack_arguments(what.operation.text(), live, what.order));
     }
 
     // It may be the room for these parts that the sandbox lacks now.
@@ -319,7 +319,7 @@ private:
                         problem.name() == error_name::cloud_error;
         } catch (...) {
         }
-        which.unpacking.reset();
+        which.early.reset();
         if (!reachable || shop_->stopping) co_return;
         const std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
         co_await which.there.drop(live);
@@ -381,7 +381,7 @@ private:
         while (!now.trouble) {
             std::optional<made_part> next = co_await belt.take();
             if (!next) break;
-            if (what.unpacking) what.unpacking->check();
+            if (what.early) what.early->check();
             if (next->torn.size() != what.torn) {
                 what.torn = next->torn.size();
                 std::vector<std::string> live = shop_->live_in(result_.sandbox_id);

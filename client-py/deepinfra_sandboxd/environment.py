@@ -441,26 +441,13 @@ class DeepInfraEnvironment(BaseEnvironment):
         if self._api_key is None or (hello.configured and hello.fingerprint in (None, fingerprint(self._api_key))):
             return
         try:
-            try:
-                self._client.set_account(self._api_key, tick)
-            except RpcError as error:
-                # An idle daemon may not have noticed yet that its key was withdrawn.
-                if error.name != "account_mismatch" or not self._is_daemons_key_refused(tick):
-                    raise
-                self._client.set_account(self._api_key, tick)
+            self._client.set_account(self._api_key, tick)
         except RpcError as error:
             if error.name != "account_mismatch":
                 raise
             own = fingerprint(self._api_key)
             text = f"account_mismatch: {error}; {daemon.KEY_VARIABLE} of this profile is another (fingerprint {own})"
             raise SandboxdError(text, hint=OTHER_KEY_HINT) from error
-
-    def _is_daemons_key_refused(self, tick: Tick) -> bool:
-        try:
-            self._client.call("plan.list", tick=tick)
-        except RpcError as error:
-            return error.name == "unauthorized"
-        return False
 
     def _look(self) -> tuple[str, Boot]:
         """The sandbox's state as the daemon knows it, and which start that is; nothing is started."""

@@ -74,18 +74,15 @@ asio::awaitable<void> account::set_key(secret key) {
     if (key == key_ && !key_refused_) {
         co_return;
     }
-    refuse_another(key);
     if (configured() && key != key_) {
-        // A single 401 may have been somebody's mistake: what the key in use has made would be
-        // nobody's.
-        const auto asked_again = co_await client_->list();
-        observe(asked_again);
-        const bool refused = !asked_again.has_value() &&
-                             asked_again.error().kind == cloud::failure_kind::unauthorized;
-        if (!refused) {
-            throw rpc_error(error_name::account_mismatch,
-                            "this daemon works with another API key (fingerprint " + fingerprint_ +
-                                "), and the platform does not say that it refuses that one");
+        // Asked now, whatever was heard before: an idle daemon has not heard that its key was
+        // withdrawn, and a single 401 may have been somebody's mistake: what the key in use has
+        // made would be nobody's.
+        const auto about_the_one_in_use = co_await client_->list();
+        observe(about_the_one_in_use);
+        if (about_the_one_in_use.has_value() ||
+            about_the_one_in_use.error().kind != cloud::failure_kind::unauthorized) {
+            throw mismatch();
         }
     }
     const std::unique_ptr<cloud::client> trial = make_client();
@@ -94,8 +91,10 @@ asio::awaitable<void> account::set_key(secret key) {
     if (!listed.has_value()) {
         throw core::plain_error_from(listed.error(), "trying the API key");
     }
-    refuse_another(key); // somebody else's may have been taken meanwhile
-    if (key == key_) {   // it is good again, and kept where it came from
+    if (configured() && key != key_ && !key_refused_) {
+        throw mismatch(); // somebody else's was taken meanwhile
+    }
+    if (key == key_) { // it is good again, and kept where it came from
         pacing_.on_new_key();
         note_success(purpose::anything);
         co_return;
@@ -114,12 +113,10 @@ asio::awaitable<void> account::set_key(secret key) {
     spdlog::info("a client handed over the API key (fingerprint {})", fingerprint_);
 }
 
-void account::refuse_another(const secret& key) const {
-    if (configured() && key != key_ && !key_refused_) {
-        throw rpc_error(error_name::account_mismatch,
-                        "this daemon already works with another API key (fingerprint " +
-                            fingerprint_ + ")");
-    }
+rpc_error account::mismatch() const {
+    return {error_name::account_mismatch,
+            "this daemon works with another API key (fingerprint " + fingerprint_ +
+                "), and the platform does not say that it refuses that one"};
 }
 
 std::optional<cloud::failure> account::held_back(purpose what) const {

@@ -92,7 +92,7 @@ public:
 
 private:
     std::unique_ptr<cloud::client> make_client();
-    void refuse_another(const secret& key) const; // throws account_mismatch
+    rpc_error mismatch() const;
     void note_success(purpose what);
     void note(const cloud::failure& failure);
     void note_answer(); // any at all

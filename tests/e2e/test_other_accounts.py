@@ -131,6 +131,15 @@ def test_nor_does_one_that_cannot_be_asked_again(daemon: Daemon, emulator: Emula
             peer.call("account.set", {"api_key": "second-key"})
 
 
+def test_a_key_that_was_withdrawn_while_nothing_went_on_gives_way_at_the_first_offer(daemon: Daemon, emulator: Emulator) -> None:
+    emulator.config(other_accounts="second-key")
+    with daemon.peer() as peer:
+        ready(peer)
+        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes")
+        assert peer.call("account.set", {"api_key": "second-key"})["configured"]
+        assert peer.sh("true").returncode == 0
+
+
 # -- the same account with a new key
 
 

@@ -517,13 +517,14 @@ def test_the_key_in_use_is_answered_well_and_a_different_one_refused(daemon: Dae
     emulator.config(other_accounts="second-key")
     with daemon.peer() as peer:
         assert peer.call("account.set", {"api_key": "test-key"})["fingerprint"] == fingerprint("test-key")
+        assert emulator.count() == 0
         for different in ("second-key", "wrong-key"):
             with pytest.raises(RpcFailure) as refused:
                 peer.call("account.set", {"api_key": different})
             assert refused.value.name == "account_mismatch"
             assert fingerprint("test-key") in refused.value.message and different not in str(refused.value.error)
         assert peer.status()["account"]["fingerprint"] == fingerprint("test-key")
-    assert emulator.count() == 0
+    assert emulator.count("GET /v1/sandboxes") == emulator.count() == 2  # whether the one in use is good, each time
 
 
 def test_of_two_keys_handed_over_at_once_one_wins(make_daemon: Make, emulator: Emulator) -> None:

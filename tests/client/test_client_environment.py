@@ -1126,6 +1126,26 @@ def test_after_a_restart_the_files_are_offered_again(
     assert shell.methods().count("fs.push") == 2
 
 
+def test_what_hermes_itself_does_not_let_through_is_told_and_nothing_is_run(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest hermes lets this out of sync() alone: what another backend brought back was not yet applied."""
+
+    def refuse_to_sync(manager: Any, *, force: bool = False) -> None:
+        raise RuntimeError("unfinished sync-back belongs to another remote; upload blocked")
+
+    environment = make(provider)
+    started = shell.methods().count("exec.start")
+    with monkeypatch.context() as blocked:
+        blocked.setattr(file_sync.FileSyncManager, "sync", refuse_to_sync)
+        with pytest.raises(EnvironmentConnectionError, match="unfinished sync-back"):
+            make(provider)
+        with pytest.raises(RuntimeError, match="unfinished sync-back"):  # hermes asks again
+            environment.execute("echo no")
+        assert shell.methods().count("exec.start") == started
+    assert environment.execute("echo ok")["output"] == "ok\n" and make(provider).execute("echo ok")["returncode"] == 0
+
+
 def test_files_are_fetched_byte_by_byte(shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path) -> None:
     environment = make(provider)
     content = os.urandom(3 << 20)

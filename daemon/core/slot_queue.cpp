@@ -54,7 +54,16 @@ bool slot_queue::holds_place(const waiter& each, const std::vector<slot_user>& u
            });
 }
 
-slot_queue::decision slot_queue::decide(milliseconds now, const std::vector<slot_user>& users) {
+// What a key waits for it does not have: a creation of its own that is in doubt, or a boot that
+// hangs, must not keep it waiting for itself.
+bool slot_queue::is_waiting(const sandbox_key& key) const {
+    return std::any_of(waiters_.begin(), waiters_.end(), [&](const auto& each) {
+        return !each.second.granted && each.second.key == key;
+    });
+}
+
+slot_queue::decision slot_queue::decide(milliseconds now, std::vector<slot_user> users) {
+    std::erase_if(users, [this](const slot_user& user) { return is_waiting(user.key); });
     decision result;
     const auto granted = static_cast<std::size_t>(std::count_if(
         waiters_.begin(), waiters_.end(), [](const auto& each) { return each.second.granted; }));
@@ -97,6 +106,9 @@ slot_queue::decision slot_queue::decide(milliseconds now, const std::vector<slot
     }
     if (refused && now < *retry_at_) {
         sooner(result.look_again_in, *retry_at_ - now);
+    }
+    if (refused && used < most && refused_->kind != cloud::failure_kind::cap_reached) {
+        return result; // it is not for want of a place
     }
     // Others' places are not known, so a refusal asks for one of ours to go, not for all.
     make_room(result, users, refused ? 1 : unserved);

@@ -64,7 +64,7 @@ public:
         std::vector<sandbox_key> ask; // what runs in the background there, before it can be evicted
         std::optional<milliseconds> look_again_in; // nothing: only when something changes
     };
-    decision decide(milliseconds now, const std::vector<slot_user>& users);
+    decision decide(milliseconds now, std::vector<slot_user> users);
 
     std::size_t waiting() const noexcept;           // without a place
     std::size_t place(ticket which) const noexcept; // 1: next; 0: it has one, or is not here
@@ -80,6 +80,7 @@ private:
     };
 
     bool holds_place(const waiter& each, const std::vector<slot_user>& users) const;
+    bool is_waiting(const sandbox_key& key) const;
     void make_room(decision& result, const std::vector<slot_user>& users, std::size_t wanted) const;
 
     slot_limits limits_;

@@ -24,6 +24,19 @@ constexpr milliseconds tell_period{1'000}; // who waits is told so at least so o
 constexpr milliseconds ask_again{10'000};
 constexpr std::size_t most_named = 5;
 
+// Not what the operation says it is doing: that may be a text that names others in turn.
+std::string name_of(operation_kind kind) {
+    switch (kind) {
+    case operation_kind::bring_up:
+        return "being started";
+    case operation_kind::stop:
+        return "being stopped";
+    case operation_kind::terminate:
+        return "being deleted";
+    }
+    return "in use";
+}
+
 } // namespace
 
 std::vector<core::slot_user> manager::slot_users() const {
@@ -103,9 +116,12 @@ std::string manager::who_holds_places() const {
         if (!is_of_account(*each) || !(core::is_active(record.state) || record.create_pending)) {
             continue;
         }
+        if (each->current && each->current->slot == operation::place::waiting) {
+            continue; // it holds what it has, if anything, against nobody
+        }
         ++held;
         if (++named <= most_named) {
-            const std::string why = why_awake(*each);
+            const std::string why = each->current ? name_of(each->current->kind) : why_awake(*each);
             text +=
                 (text.empty() ? "" : ", ") + describe(key) + (why.empty() ? "" : " (" + why + ")");
         }

@@ -51,6 +51,35 @@ def busy(peer: Peer, task: str) -> str:
 # -- making room
 
 
+def test_creations_in_doubt_do_not_wait_for_each_other(make_daemon: Make, emulator: Emulator) -> None:
+    """Each takes a place, as far as is known, and wants one."""
+    daemon = make_daemon(max_active=2).start()
+    emulator.fault({"stall_before": True}, method="POST", route="/v1/sandboxes", times=0)
+    with daemon.peer() as peer:
+        ask(peer, "a")
+        ask(peer, "b")
+        wait_until(lambda: emulator.faults()[-1]["used"] == 2, "both creates were sent")
+    daemon.kill()
+    emulator.clear_faults()
+    with daemon.start().peer() as peer:
+        assert all(peer.result(asked)["created"] for asked in [ask(peer, "a"), ask(peer, "b")])
+    assert len(living(emulator)) == 2
+
+
+def test_nor_does_one_stop_anothers_sandbox(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(max_active=2, evict_min_idle=0.1).start()
+    with daemon.peer() as peer:
+        ensure(peer, "a")
+        emulator.fault({"stall_before": True}, method="POST", route="/v1/sandboxes")
+        ask(peer, "b")
+        wait_until(lambda: emulator.faults()[-1]["used"] == 1, "the create was sent")
+    daemon.kill()
+    emulator.clear_faults()
+    with daemon.start().peer() as peer:
+        assert ensure(peer, "b")["created"]
+    assert emulator.count(STOP) == 0 and len(living(emulator)) == 2
+
+
 def test_the_one_used_longest_ago_makes_room(make_daemon: Make, emulator: Emulator) -> None:
     daemon = make_daemon(max_active=3, evict_min_idle=0.1).start()
     with daemon.peer() as peer:

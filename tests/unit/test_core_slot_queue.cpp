@@ -200,6 +200,42 @@ TEST_CASE("slots: a refusal honours Retry-After, is jittered, and asks one of ou
     CHECK(other.decide(ms(0), {}).look_again_in == ms(9'000));
 }
 
+TEST_CASE("slots: nobody waits for its own place, nor makes others give theirs for it") {
+    slot_queue queue(three());
+    const auto first = queue.enter(key("1"), ms(0));
+    const auto second = queue.enter(key("2"), ms(0));
+    const auto third = queue.enter(key("3"), ms(0));
+    const auto fourth = queue.enter(key("4"), ms(0));
+    // Their creations are in doubt, so all of them are seen as users.
+    const std::vector<slot_user> in_doubt{busy("1"), busy("2"), busy("3"), busy("4")};
+    CHECK(queue.decide(ms(0), in_doubt).granted == tickets{first, second, third});
+    CHECK(queue.decide(ms(1), in_doubt).granted.empty());
+    queue.on_taken(first);
+    queue.on_taken(second);
+    CHECK(queue.decide(ms(2), in_doubt).granted.empty());
+    queue.leave(third);
+    CHECK(queue.decide(ms(3), {busy("1"), busy("2"), busy("4")}).granted == tickets{fourth});
+
+    slot_queue other(three());
+    const auto only = other.enter(key("1"), ms(0));
+    const slot_queue::decision decided =
+        other.decide(ms(0), {busy("1"), busy("a"), idle("b", ms(5'000))});
+    CHECK(decided.granted == tickets{only});
+    CHECK(decided.evict.empty());
+}
+
+TEST_CASE("slots: a platform that asks for patience, with places free, stops nothing of ours") {
+    const cloud::failure patience{cloud::failure_kind::rate_limited, 429, "slow down", {}};
+    slot_queue queue(three());
+    const auto first = queue.enter(key("1"), ms(0));
+    queue.decide(ms(0), {});
+    queue.on_refused(first, ms(0), patience, 0.5);
+    CHECK(queue.decide(ms(0), {idle("a", ms(5'000)), busy("b")}).evict.empty());
+    // With as many of ours as there may be, one of them is in the way whatever the platform says.
+    CHECK(queue.decide(ms(1), {idle("a", ms(5'000)), busy("b"), busy("c")}).evict.size() == 1);
+    CHECK(queue.decide(ms(1'000), {idle("a", ms(5'000)), busy("b")}).granted == tickets{first});
+}
+
 TEST_CASE("slots: a random crowd: never too many, nobody forgotten, first come first served") {
     std::mt19937 random(7);
     slot_queue queue(three());

@@ -246,6 +246,17 @@ bring_up_fsm::step bring_up_fsm::on_abandoned() {
     return fail({error_name::cancelled, "nobody waits for the sandbox any more"});
 }
 
+bring_up_fsm::step bring_up_fsm::on_account_changed(const step& next) {
+    const bool about_to_create = next.what == action::create ||
+                                 (next.what == action::save && after_save_ == action::create) ||
+                                 (next.what == action::wait && after_wait_ == action::create);
+    if (about_to_create) {
+        forget_intent();
+    }
+    return fail({error_name::account_mismatch,
+                 "while " + std::string(doing_) + ", the daemon's API key was changed"});
+}
+
 // Of a request that certainly made nothing.
 void bring_up_fsm::forget_intent() noexcept {
     record_.create_pending = false;

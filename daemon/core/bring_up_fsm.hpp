@@ -63,6 +63,9 @@ public:
     step on_waited(milliseconds now);
     // Instead of on_waited: nobody wants the sandbox any more.
     step on_abandoned();
+    // Instead of carrying `next` out: the daemon works for another account now, and what is known
+    // here is of the one before.
+    step on_account_changed(const step& next);
     // Told `wait`: whether what is waited for is not under way yet, so that leaving costs nothing.
     bool may_be_abandoned() const noexcept { return after_wait_ != action::get; }
 

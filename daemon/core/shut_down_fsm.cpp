@@ -139,6 +139,11 @@ shut_down_fsm::step shut_down_fsm::on_waited(milliseconds) {
     return act(after_wait_);
 }
 
+shut_down_fsm::step shut_down_fsm::on_account_changed() const {
+    return fail({error_name::account_mismatch,
+                 "while " + std::string(doing()) + ", the daemon's API key was changed"});
+}
+
 shut_down_fsm::step shut_down_fsm::wait_then(action next, milliseconds delay) {
     after_wait_ = next;
     return {action::wait, delay, std::nullopt};

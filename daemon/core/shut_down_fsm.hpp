@@ -46,6 +46,8 @@ public:
     step on_stop(milliseconds now, const cloud::result<void>& stopped);
     step on_remove(milliseconds now, const cloud::result<void>& removed);
     step on_waited(milliseconds now);
+    // Instead of carrying out what was told: the daemon works for another account now.
+    step on_account_changed() const;
 
 private:
     step act(action what) const { return {what, milliseconds{0}, std::nullopt}; }

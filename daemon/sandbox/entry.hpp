@@ -19,13 +19,16 @@ struct operation {
     wanted want;                         // of a bring-up
     std::chrono::milliseconds since{0};  // monotonic
     std::string doing;                   // for people
+    std::string account;                 // fingerprint of the key it works with
     int askers = 0;                      // who wait for what it brings
     int enders = 0;                      // who wait for its end, to shut the sandbox down
     std::string sandbox_id;              // of a shut-down: what it was about; empty: nothing
     core::slot_queue::ticket ticket = 0; // while it waits for a place or uses one; 0: neither
     enum class place { none, waiting, granted, timed_out } slot = place::none;
-    bool idle = false;      // of a shut-down: nobody asked for it, it was idle
-    bool abandoned = false; // of a bring-up: it ended because nobody asked any more
+    bool idle = false; // of a shut-down: nobody asked for it, it was idle
+    // It ended because nobody asked any more, or the account is another one now: whoever does ask
+    // looks again.
+    bool abandoned = false;
     bool done = false;
     std::optional<rpc_error> error;
     ensured outcome;

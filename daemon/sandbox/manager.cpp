@@ -127,6 +127,25 @@ bool manager::is_of_account(const entry& each) const {
            each.record.fingerprint == account_.fingerprint();
 }
 
+bool manager::may_be_of_account(const entry& each) const {
+    const core::sandbox_record& record = each.record;
+    return account_.configured() && (!record.sandbox_id.empty() || record.create_pending) &&
+           !is_of_account(each) && record.base_url == account_.base_url() &&
+           compared_as_ != account_.fingerprint();
+}
+
+asio::awaitable<void> manager::compare() {
+    // One that is under way may have asked with the key before.
+    const std::uint64_t enough = comparisons_ + 2;
+    reconcile_soon();
+    while (compared_as_ != account_.fingerprint()) {
+        if (comparisons_ >= enough && reconcile_trouble_) {
+            throw rpc_error(*reconcile_trouble_);
+        }
+        co_await pulse_->activity.wait();
+    }
+}
+
 void manager::check_account(const entry& each) const {
     account_.require_configured();
     const core::sandbox_record& record = each.record;
@@ -152,6 +171,10 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
     for (;;) {
         // Looked up each time: the entry of a one-session sandbox goes with it.
         const std::shared_ptr<entry> each = entry_for(key);
+        if (may_be_of_account(*each)) {
+            co_await compare();
+            continue;
+        }
         check_account(*each);
         if (!clear_the_way(each, want)) {
             co_await wait_for(each, each->current, on_progress, want.still_there,
@@ -191,7 +214,8 @@ asio::awaitable<lease> manager::acquire(core::sandbox_key key, wanted want, std:
         const ensured how = co_await ensure(key, want, on_progress, std::nullopt);
         const std::shared_ptr<entry> each = entry_for(key);
         // Between the bring-up's end and here somebody may have begun to stop it: then once more.
-        if (!each->current && each->record.state == core::life_state::running) {
+        if (!each->current && each->record.state == core::life_state::running &&
+            is_of_account(*each)) {
             co_return lease_of(each, how, std::move(exec_id), want.client.value_or(nobody));
         }
     }
@@ -204,6 +228,10 @@ asio::awaitable<lease> manager::hold_generation(core::sandbox_key key, std::uint
         const auto found = entries_.find(key);
         const std::shared_ptr<entry> each = found == entries_.end() ? nullptr : found->second;
         if (each) {
+            if (may_be_of_account(*each)) {
+                co_await compare();
+                continue;
+            }
             check_account(*each);
             if (const std::shared_ptr<operation> op = each->current) {
                 co_await wait_for(each, op, on_progress, want.still_there, &operation::askers);
@@ -323,6 +351,9 @@ asio::awaitable<void> manager::wait_for(std::shared_ptr<entry> each, std::shared
 asio::awaitable<std::string> manager::shut_down(std::shared_ptr<entry> each, operation_kind kind,
                                                 bool force) {
     for (;;) {
+        if (may_be_of_account(*each)) {
+            co_await compare();
+        }
         check_account(*each);
         std::shared_ptr<operation> op = each->current;
         const core::life_state state = each->record.state;
@@ -343,7 +374,7 @@ asio::awaitable<std::string> manager::shut_down(std::shared_ptr<entry> each, ope
             op = begin(each, kind, {});
         }
         co_await wait_for(each, op, nullptr, nullptr, &operation::enders);
-        if (op->kind == kind) {
+        if (op->kind == kind && !op->abandoned) {
             if (op->error) {
                 throw *op->error;
             }
@@ -364,6 +395,9 @@ asio::awaitable<std::string> manager::forget(selector which) {
     account_.require_configured();
     const std::shared_ptr<entry> each = find(which);
     core::sandbox_record& record = each->record;
+    if (may_be_of_account(*each)) {
+        co_await compare();
+    }
     if (is_of_account(*each) || (record.sandbox_id.empty() && !record.create_pending)) {
         rpc_error error(error_name::invalid_params,
                         "the sandbox of " + describe(record.key) +

@@ -241,7 +241,11 @@ private:
     lease lease_of(const std::shared_ptr<entry>& each, ensured how, std::string exec_id,
                    sys::process_identity client);
     bool is_of_account(const entry& each) const;
+    // Its key is another one, and no listing has told yet whether the account is.
+    bool may_be_of_account(const entry& each) const;
+    boost::asio::awaitable<void> compare();      // until that is known; throws why it cannot be
     void check_account(const entry& each) const; // throws not_configured, account_mismatch
+    bool has_changed_account(const operation& op) const;
     std::shared_ptr<operation> begin(const std::shared_ptr<entry>& each, operation_kind kind,
                                      const wanted& want);
     boost::asio::awaitable<void> wait_for(std::shared_ptr<entry> each,
@@ -357,6 +361,8 @@ private:
     store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;
+    std::string compared_as_; // fingerprint of the key whose listing the records were compared with
+    std::uint64_t comparisons_ = 0; // tried
     std::vector<cloud::sandbox_info> orphans_;
     std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them
     std::set<std::string> being_deleted_;             // late creations, by id
@@ -364,7 +370,7 @@ private:
     std::map<std::string, std::chrono::milliseconds> removed_;
     int others_active_ = 0; // as the last listing showed
     std::string boot_;      // of the machine
-    std::string reconcile_trouble_;
+    std::optional<rpc_error> reconcile_trouble_;
 };
 
 } // namespace sandboxd::sandbox

@@ -39,6 +39,7 @@ std::shared_ptr<operation> manager::begin(const std::shared_ptr<entry>& each, op
     op->want = want;
     op->want.still_there = nullptr; // the operation goes on for whoever is left
     op->since = now();
+    op->account = account_.fingerprint();
     each->current = op;
     each->absent_since.reset();
     // Detached: it belongs to the entry, not to the one who asked. It settles whatever happens.
@@ -110,6 +111,11 @@ asio::awaitable<void> manager::save() {
     co_await store_.save(std::move(state));
 }
 
+// What an operation has learnt says nothing about another account, nor may it make anything there.
+bool manager::has_changed_account(const operation& op) const {
+    return op.account != account_.fingerprint();
+}
+
 // For what is true whether it is on disk or not; health tells of the trouble, and the next change
 // writes everything.
 asio::awaitable<void> manager::save_or_complain() {
@@ -144,6 +150,10 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
             places_.on_taken(op->ticket);
             op->ticket = 0;
             pulse_->activity.notify_all();
+        }
+        if (has_changed_account(*op) && step.what != action::done && step.what != action::fail) {
+            op->abandoned = true;
+            step = machine.on_account_changed(step);
         }
         if (step.what != action::queue) { // where there is a place, nobody waits for one
             op->doing = machine.doing();
@@ -257,6 +267,10 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
     for (;;) {
         if (!record.sandbox_id.empty()) {
             op->sandbox_id = record.sandbox_id;
+        }
+        if (has_changed_account(*op) && step.what != action::done && step.what != action::fail) {
+            op->abandoned = true;
+            step = machine.on_account_changed();
         }
         switch (step.what) {
         case action::get: {

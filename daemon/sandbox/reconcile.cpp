@@ -72,12 +72,13 @@ asio::awaitable<void> manager::reconcile_until_done() {
         }
         reconcile_again_ = false;
         const bool well = co_await reconcile();
+        ++comparisons_;
+        pulse_->activity.notify_all();
         std::optional<std::chrono::milliseconds> delay;
         if (well) {
             reconciled_ = true;
-            reconcile_trouble_.clear();
+            reconcile_trouble_.reset();
             retry.reset();
-            pulse_->activity.notify_all();
         } else {
             const std::optional<cloud::failure> held = account_.held_back();
             delay =
@@ -116,14 +117,20 @@ asio::awaitable<bool> manager::reconcile() {
         }
     }
     const std::chrono::milliseconds asked = awake();
+    const std::string asked_as = account_.fingerprint();
     const auto listed = co_await list_all();
     if (!listed.has_value()) {
-        reconcile_trouble_ = core::error_from(listed.error(), "listing the sandboxes").what();
-        spdlog::warn("reconcile: {}", reconcile_trouble_);
+        reconcile_trouble_ = core::error_from(listed.error(), "listing the sandboxes");
+        spdlog::warn("reconcile: {}", reconcile_trouble_->what());
+        co_return false;
+    }
+    if (asked_as != account_.fingerprint()) {
+        reconcile_again_ = true; // it shows what the key before has
         co_return false;
     }
     listed_once_ = true;
     rebind(*listed);
+    compared_as_ = asked_as;
     std::vector<std::shared_ptr<entry>> missing;
     for (const std::shared_ptr<entry>& each : quiet) {
         if (is_untouched_since(*each, asked) && !apply_listing(*each, *listed)) {
@@ -164,10 +171,12 @@ asio::awaitable<void> manager::look_up(const std::vector<std::shared_ptr<entry>>
             executor_,
             [this, each, asked, all]() -> asio::awaitable<void> {
                 const std::string id = each->record.sandbox_id;
+                const std::string asked_as = account_.fingerprint();
                 const auto look = [&id](cloud::client& on) { return on.get(id); };
                 const auto got = co_await account_.ask(look);
                 each->looked_up = false;
-                if (is_untouched_since(*each, asked) && each->record.sandbox_id == id) {
+                if (is_untouched_since(*each, asked) && each->record.sandbox_id == id &&
+                    asked_as == account_.fingerprint()) {
                     apply_look(*each, got);
                     save_soon();
                     pulse_->activity.notify_all();

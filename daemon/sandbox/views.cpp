@@ -129,9 +129,9 @@ bool manager::is_of_other_account(const core::sandbox_key& key) const {
 
 std::vector<std::string> manager::complaints() const {
     std::vector<std::string> texts;
-    if (!reconcile_trouble_.empty()) {
+    if (reconcile_trouble_) {
         texts.push_back("The sandboxes could not be compared with what the platform says: " +
-                        reconcile_trouble_ + ".");
+                        std::string(reconcile_trouble_->what()) + ".");
     }
     return texts;
 }

@@ -140,7 +140,69 @@ def test_a_key_that_was_withdrawn_while_nothing_went_on_gives_way_at_the_first_o
         assert peer.sh("true").returncode == 0
 
 
+def test_what_waits_for_a_place_while_the_key_changes_makes_nothing_on_the_other_account(make_daemon: Make, emulator: Emulator) -> None:
+    """And what one account says is not taken for the other's word."""
+    emulator.config(other_accounts="second-key")
+    daemon = make_daemon(max_active=1).start()
+    other, third = ({"profile": "p", "task": task} for task in ("other", "third"))
+    with daemon.peer() as peer, daemon.peer() as waiting:
+        peer.sh("echo kept >file")
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+        running = peer.start("/bin/sh", "-c", "echo up; exec sleep 1000", key=other)
+        peer.output(running, 3)
+        asked = [waiting.send("sandbox.ensure", {"key": key}) for key in (DEFAULT_KEY, third)]
+        wait_until(lambda: waiting.notification("sandbox.progress")["text"].startswith("waiting for one of"), "they wait")
+        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes")
+        assert peer.call("account.set", {"api_key": "second-key"})["configured"]
+        with pytest.raises(RpcFailure, match="account_mismatch"):
+            waiting.result(asked[0])
+        assert waiting.result(asked[1])["created"]
+        accounts = {one["state"]: one["account"] for one in emulator.sandboxes() if one["account"] != 0}
+        assert accounts == {"running": 1} and emulator.count(DELETE) == 0
+        shown = {one["key"]["task"]: one["awake_because"] for one in peer.status()["sandboxes"]}
+        assert "another account" in shown["other"] and "another account" not in shown["third"]
+    daemon.stop()
+    daemon.environment["DEEPINFRA_API_KEY"] = "test-key"
+    with daemon.start().peer() as peer:
+        ready(peer)
+        assert [item["text"] for item in mismatch(peer) if "third" in item["text"]]
+        peer.call("sandbox.stop", {"key": other, "force": True})
+        assert peer.sh("cat file").stdout == b"kept\n"
+
+
 # -- the same account with a new key
+
+
+@pytest.mark.parametrize("method", ["exec", "sandbox.stop", "sandbox.forget"])
+def test_nobody_is_sent_away_before_it_is_known_whose_it_is(daemon: Daemon, emulator: Emulator, method: str) -> None:
+    with daemon.peer() as peer:
+        peer.sh("echo kept >file")
+    daemon.stop()
+    made_with_another_key(daemon)
+    emulator.config(latency_ms=150)
+    with daemon.start().peer() as peer:
+        if method == "exec":
+            assert peer.sh("cat file").stdout == b"kept\n"
+        elif method == "sandbox.stop":
+            peer.call(method, {"key": DEFAULT_KEY})
+            assert emulator.sandbox(only_id(emulator))["state"] == "stopped"
+        else:
+            with pytest.raises(RpcFailure, match="invalid_params"):
+                peer.call(method, {"key": DEFAULT_KEY})
+
+
+def test_where_that_cannot_be_learnt_this_is_said(daemon: Daemon, emulator: Emulator) -> None:
+    with daemon.peer() as peer:
+        peer.sh("true")
+    daemon.stop()
+    made_with_another_key(daemon)
+    emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes", times=0)
+    with daemon.start().peer() as peer:
+        with pytest.raises(RpcFailure, match="cloud_error") as refused:
+            peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+        assert "listing the sandboxes" in refused.value.message and refused.value.error["data"]["retryable"]
+        emulator.clear_faults()
+        assert peer.sh("true").returncode == 0
 
 
 def test_one_that_is_shown_vouches_for_all_of_the_old_key(daemon: Daemon, emulator: Emulator) -> None:

@@ -183,6 +183,29 @@ TEST_CASE("bring up: left while a create in doubt is looked for, the intent and 
     CHECK(b.record.doubts.size() == 1);
 }
 
+TEST_CASE("bring up: another account's key: what was not sent stays open nowhere, a doubt stays") {
+    using action = bring_up_fsm::action;
+    for (const action next : {action::save, action::create}) {
+        bench b;
+        REQUIRE(b.begin() == "save");
+        if (next == action::create) {
+            REQUIRE(b.saved() == "create");
+        }
+        CHECK(b.note(b.fsm.on_account_changed({next, milliseconds(0), {}})) ==
+              "fail account_mismatch");
+        CHECK_FALSE(b.record.create_pending);
+        CHECK(b.record.doubts.empty());
+    }
+    bench b;
+    REQUIRE(b.begin() == "save");
+    REQUIRE(b.saved() == "create");
+    REQUIRE(b.create_failed(kind::interrupted) == "list");
+    CHECK(b.note(b.fsm.on_account_changed({action::list, milliseconds(0), {}})) ==
+          "fail account_mismatch");
+    CHECK(b.record.create_pending);
+    CHECK(b.record.doubts.size() == 1);
+}
+
 TEST_CASE("bring up: what boots is not left") {
     bench b;
     REQUIRE(b.begin() == "save");

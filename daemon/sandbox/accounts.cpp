@@ -22,6 +22,8 @@ namespace {
 
 constexpr std::chrono::minutes count_period{1};
 constexpr std::chrono::hours prices_last{24};
+// What costs is counted more often than this, unless the machine slept or the daemon was stopped.
+constexpr std::chrono::minutes an_absence{3};
 
 // Days of this machine's people.
 std::int64_t day_of(milliseconds cloud) {
@@ -72,7 +74,25 @@ bool manager::is_billed(const entry& each) const {
 
 // Whether what becomes of it would be noticed.
 bool manager::is_observed(const entry& each) const {
-    return is_of_account(each) && !account_.key_refused() && !account_.unreachable();
+    return is_of_account(each) && !each.unseen && !account_.key_refused() &&
+           !account_.unreachable();
+}
+
+// What became of the sandboxes meanwhile is known only when they are seen again.
+void manager::notice_absence() {
+    const milliseconds before = std::exchange(counted_at_, account_.cloud_now());
+    if (before.count() == 0 || counted_at_ - before <= an_absence) {
+        return; // at the start nothing has been seen yet, and a listing is on its way
+    }
+    bool any = active_orphans() != 0;
+    orphans_unseen_ = any;
+    for (const auto& [key, each] : entries_) {
+        each->unseen = each->unseen || is_billed(*each);
+        any = any || each->unseen;
+    }
+    if (any) {
+        reconcile_soon();
+    }
 }
 
 std::chrono::seconds manager::longest_unused(const core::sandbox_record& record) const {
@@ -81,6 +101,7 @@ std::chrono::seconds manager::longest_unused(const core::sandbox_record& record)
 
 void manager::count_all() {
     const core::cloud_clock& clock = account_.clock();
+    notice_absence();
     core::observation seen;
     seen.now = account_.cloud_now();
     seen.day = day_of(seen.now);
@@ -105,7 +126,7 @@ void manager::count_all() {
     }
     for (const cloud::sandbox_info& info : orphans_) {
         seen.billed = core::is_active(core::life_state_of(info.state));
-        seen.observed = !account_.key_refused() && !account_.unreachable();
+        seen.observed = !orphans_unseen_ && !account_.key_refused() && !account_.unreachable();
         seen.usd_per_hour = price_of(info.plan);
         const std::chrono::seconds timeout = core::timeout_tag(info);
         seen.longest_unused = timeout.count() != 0 ? timeout : options_.server_timeout;

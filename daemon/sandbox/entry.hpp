@@ -60,6 +60,7 @@ public:
     std::chrono::milliseconds work_told{0};                  // awake clock
     bool asking = false;                                     // the sandbox is being asked
     bool looked_up = false;                                  // the platform is, what became of it
+    bool unseen = false; // the daemon was away or asleep, and has not heard of it since
     std::set<sys::process_identity> holders;
     std::chrono::milliseconds held_since{0};               // monotonic; since when there are leases
     std::chrono::milliseconds call_ended{0};               // monotonic; the last that is known of

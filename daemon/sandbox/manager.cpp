@@ -86,6 +86,7 @@ void manager::adopt(store::saved_state saved) {
             core::note_doubt(each->record); // it may have been sent
         }
         restore_holders(*each);
+        each->unseen = true;
         each->used(awake());
         each->call_ended = now(); // not known: counted anew
     }

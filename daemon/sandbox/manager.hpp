@@ -306,6 +306,7 @@ private:
     // accounts.cpp: money and age.
     boost::asio::awaitable<void> keep_accounts();
     void count_all();
+    void notice_absence();
     bool is_billed(const entry& each) const;
     bool is_observed(const entry& each) const;
     bool given_up(const entry& each) const;
@@ -357,13 +358,15 @@ private:
     condition place_wanted_; // somebody waits for one
     bool reconcile_again_ = false;
     core::ledger ledger_;
-    core::clock_mark clock_mark_; // the newest of a usable clock
+    core::clock_mark clock_mark_;             // the newest of a usable clock
+    std::chrono::milliseconds counted_at_{0}; // the cloud's clock; all costs
     store::price_list prices_;
     bool reconciled_ = false;
     bool listed_once_ = false;
     std::string compared_as_; // fingerprint of the key whose listing the records were compared with
     std::uint64_t comparisons_ = 0; // tried
     std::vector<cloud::sandbox_info> orphans_;
+    bool orphans_unseen_ = false;                     // as entry::unseen
     std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them
     std::set<std::string> being_deleted_;             // late creations, by id
     // By id, when; awake clock. Until a listing that was asked for later has come.

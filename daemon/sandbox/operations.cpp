@@ -180,6 +180,7 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         }
         case action::get: {
             const auto got = co_await account_.ask(look);
+            each->unseen = each->unseen && !got.has_value();
             step = machine.on_get(now(), got);
             break;
         }
@@ -275,6 +276,7 @@ asio::awaitable<void> manager::run_shut_down(std::shared_ptr<entry> each,
         switch (step.what) {
         case action::get: {
             const auto got = co_await account_.ask(look);
+            each->unseen = each->unseen && !got.has_value();
             step = machine.on_get(now(), got);
             break;
         }

@@ -29,6 +29,7 @@ void manager::note_others(const std::vector<cloud::sandbox_info>& listing,
     std::erase_if(review.orphans, is_removed);
     std::erase_if(review.late, is_removed);
     orphans_ = std::move(review.orphans);
+    orphans_unseen_ = false;
     std::erase_if(orphan_usage_, [this](const auto& one) { return !is_orphan(one.first); });
     for (const cloud::sandbox_info& seen : review.late) {
         delete_late(seen);

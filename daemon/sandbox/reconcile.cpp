@@ -131,6 +131,14 @@ asio::awaitable<bool> manager::reconcile() {
     listed_once_ = true;
     rebind(*listed);
     compared_as_ = asked_as;
+    for (const cloud::sandbox_info& seen : *listed) {
+        for (const auto& [key, each] : entries_) {
+            if (each->record.sandbox_id == seen.id &&
+                core::is_active(core::life_state_of(seen.state))) {
+                each->unseen = false; // also of one in use, which is left alone below
+            }
+        }
+    }
     std::vector<std::shared_ptr<entry>> missing;
     for (const std::shared_ptr<entry>& each : quiet) {
         if (is_untouched_since(*each, asked) && !apply_listing(*each, *listed)) {
@@ -280,6 +288,7 @@ void manager::apply_look(entry& each, const cloud::result<cloud::sandbox_info>& 
 
 void manager::apply_state(entry& each, const cloud::sandbox_info& seen) {
     core::sandbox_record& record = each.record;
+    each.unseen = false;
     const core::life_state state = core::life_state_of(seen.state);
     if (state == core::life_state::absent) {
         spdlog::warn("{}: sandbox {} is gone, with its files", describe(record.key),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.clocks import Clocks
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
@@ -95,6 +97,40 @@ def test_it_is_kept_over_restarts_and_what_ran_meanwhile_is_counted(daemon: Daem
         wait_until(lambda: money(peer)["total_usd"] > before, "it goes on")
         assert money(peer)["rate_usd_per_hour"] == MEDIUM
     assert emulator.count("GET /v1/sandboxes/catalog") == 0  # prices are kept for a day
+
+
+@pytest.mark.parametrize("how", ["asleep", "away"])
+def test_what_ran_unseen_is_counted_when_it_is_seen_again(make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path, how: str) -> None:
+    """At the most until the platform has stopped what nobody uses: it may have stopped long ago, and a budget must not be spent by a guess."""
+    daemon = make_daemon(server_timeout="1h", budget_per_day=0.2)
+    clocks = Clocks(tmp_path, daemon)
+    with daemon.start().peer() as peer:
+        peer.sh("true")
+        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
+        emulator.stop_sandbox(only_id(emulator))
+        if how == "asleep":
+            clocks.sleep(10 * 3600)
+    if how == "away":
+        daemon.kill()
+        clocks.go_on(10 * 3600)
+    emulator.config(date_offset_s=10 * 3600, latency_ms=100)
+    with daemon.peer() if how == "asleep" else daemon.start().peer() as peer:
+        assert money(peer)["total_usd"] == pytest.approx(0.04, abs=0.002)  # an hour of medium
+        wait_until(lambda: peer.status()["sandboxes"][0]["state"] == "stopped", "it is seen")
+        assert money(peer)["total_usd"] == pytest.approx(0.04, abs=0.002)
+        assert peer.sh("true").returncode == 0
+
+
+def test_what_still_runs_then_is_counted_in_full(make_daemon: Make, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    daemon = make_daemon(server_timeout="1h")
+    clocks = Clocks(tmp_path, daemon)
+    with daemon.start().peer() as peer:
+        peer.sh("true")
+        wait_until(lambda: money(peer)["today_usd"] > 0, "it costs")
+        clocks.sleep(10 * 3600)
+        emulator.config(date_offset_s=10 * 3600)
+        wait_until(lambda: money(peer)["total_usd"] > 0.39, "somebody else has used it, and it is counted")
+        assert money(peer)["total_usd"] == pytest.approx(0.4, abs=0.002)
 
 
 def test_an_idle_stop_saves(make_daemon: Make, emulator: Emulator) -> None:

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace sandboxd::cloud {
@@ -29,12 +30,13 @@ struct sandbox_info {
     std::int64_t created_at = 0; // unix seconds; 0 if missing
 };
 
+// Nothing: the platform did not say.
 struct plan_info {
     std::string id;
-    double vcpu = 0;
-    double ram_gb = 0;
-    double disk_gb = 0;
-    double price_per_hour = 0; // US dollars
+    std::optional<double> vcpu;
+    std::optional<double> ram_gb;
+    std::optional<double> disk_gb;
+    std::optional<double> price_per_hour; // US dollars
 };
 
 struct create_request {

@@ -35,10 +35,12 @@ std::string string_at(const json::object& object, std::string_view name) {
     return std::string(value->get_string().data(), value->get_string().size());
 }
 
-double number_at(const json::object& object, std::string_view name) {
+// None of the catalog's numbers can be below zero.
+std::optional<double> number_at(const json::object& object, std::string_view name) {
     const json::value* value = object.if_contains(name);
-    if (value == nullptr || !value->is_number()) return 0;
-    return value->to_number<double>();
+    if (value == nullptr || !value->is_number()) return std::nullopt;
+    const double number = value->to_number<double>();
+    return number >= 0 ? std::optional(number) : std::nullopt;
 }
 
 std::int64_t whole_number(const json::value& value, std::int64_t otherwise) {

@@ -76,11 +76,14 @@ json::object encode(const sandbox::orphan& lost) {
 }
 
 json::object encode(const cloud::plan_info& plan) {
+    const auto number = [](const std::optional<double>& told) {
+        return told ? json::value(*told) : json::value(nullptr);
+    };
     return {{"id", plan.id},
-            {"vcpu", plan.vcpu},
-            {"ram_gb", plan.ram_gb},
-            {"disk_gb", plan.disk_gb},
-            {"price_per_hour", plan.price_per_hour}};
+            {"vcpu", number(plan.vcpu)},
+            {"ram_gb", number(plan.ram_gb)},
+            {"disk_gb", number(plan.disk_gb)},
+            {"price_per_hour", number(plan.price_per_hour)}};
 }
 
 json::object encode_progress(const core::sandbox_key& key, const sandbox::progress& news) {

@@ -193,16 +193,21 @@ asio::awaitable<void> manager::keep_accounts() {
         if (age < 0 || age >= std::chrono::seconds(prices_last).count()) {
             const auto ask = [](cloud::client& on) { return on.catalog(); };
             const auto catalog = co_await account_.ask(ask);
+            std::map<std::string, double> told;
             if (catalog.has_value()) {
-                prices_.at = cloud_time();
-                prices_.usd_per_hour.clear();
                 for (const cloud::plan_info& plan : *catalog) {
-                    prices_.usd_per_hour[plan.id] = plan.price_per_hour;
+                    if (plan.price_per_hour) {
+                        told[plan.id] = *plan.price_per_hour;
+                    }
                 }
+            }
+            if (told.empty()) {
+                delay = retry.next();
+            } else {
+                prices_.at = cloud_time();
+                prices_.usd_per_hour = std::move(told);
                 retry.reset();
                 co_await save_or_complain();
-            } else {
-                delay = retry.next();
             }
         }
         count_all();

@@ -144,8 +144,9 @@ def test_an_idle_stop_saves(make_daemon: Make, emulator: Emulator) -> None:
         assert saved <= after < MEDIUM  # not more than the hour after which the platform would have stopped it
 
 
-def test_prices_that_cannot_be_had_are_said_to_be_unknown(make_daemon: Make, emulator: Emulator) -> None:
-    emulator.fault({"status": 500, "body": "{}"}, method="GET", route="/v1/sandboxes/catalog", times=0)
+@pytest.mark.parametrize("answer", [{"status": 500, "body": "{}"}, {"status": 200, "body": '[{"id": "medium", "price_per_hour": "0.04"}]'}])
+def test_prices_that_cannot_be_had_are_said_to_be_unknown(make_daemon: Make, emulator: Emulator, answer: dict[str, Any]) -> None:
+    emulator.fault(answer, method="GET", route="/v1/sandboxes/catalog", times=0)
     with make_daemon(budget_per_day=5).start().peer() as peer:
         assert peer.sh("true").returncode == 0
         assert sandbox(peer)["rate_usd_per_hour"] is None and money(peer)["prices_known"] is False

@@ -71,13 +71,15 @@ TEST_CASE("cloud wire: the other answers") {
 
     const auto plans =
         parse_catalog(R"([{"id":"medium","vcpu":2,"ram_gb":4,"disk_gb":10.5,"price_per_hour":0.05},
-                                         {"vcpu":1},"x",{"id":"odd","vcpu":"2"}])");
+                                         {"vcpu":1},"x",{"id":"odd","vcpu":"2","price_per_hour":-1}])");
     REQUIRE(plans.has_value());
     REQUIRE(plans->size() == 2);
     CHECK(plans->at(0).ram_gb == 4);
     CHECK(plans->at(0).disk_gb == 10.5);
     CHECK(plans->at(1).id == "odd");
-    CHECK(plans->at(1).vcpu == 0);
+    CHECK(!plans->at(1).vcpu);
+    CHECK(!plans->at(1).ram_gb);
+    CHECK(!plans->at(1).price_per_hour); // unknown is not free
     CHECK(!parse_catalog("{}").has_value());
 
     CHECK(parse_nothing("{}").has_value());

@@ -28,6 +28,8 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <spdlog/spdlog.h>
 
+#include <sys/resource.h>
+
 #include <csignal>
 
 namespace sandboxd {
@@ -45,6 +47,15 @@ constexpr std::chrono::seconds quiet{10};
 void must_not_fail(std::exception_ptr problem) {
     if (!is_cancellation(problem)) {
         std::rethrow_exception(problem);
+    }
+}
+
+// A client takes one, and its command another; the usual soft limit is for programs that select().
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        ::setrlimit(RLIMIT_NOFILE, &limit);
     }
 }
 
@@ -88,6 +99,7 @@ asio::awaitable<void> stop_when_told(asio::io_context& context, asio::signal_set
 
 int serve(const sys::settings& settings) {
     sys::share_one_heap();
+    raise_descriptor_limit();
     sys::init_logging(settings.level);
     const sys::notifier service_manager = sys::notifier::from_environment();
     for (const std::string& notice : settings.notices) {

@@ -11,11 +11,14 @@
 namespace sandboxd::sys {
 namespace {
 
+// Nothing: there is no such process. Throws std::system_error when that cannot be told, such as
+// for want of a descriptor.
 std::optional<std::string> read_proc(pid_t pid, const char* name) {
     try {
         return read_file("/proc/" + std::to_string(pid) + "/" + name, 4096);
-    } catch (const std::system_error&) {
-        return std::nullopt; // ESRCH: it ended while we looked
+    } catch (const std::system_error& error) {
+        if (error.code().value() == ESRCH) return std::nullopt; // it ended while we looked
+        throw;
     }
 }
 
@@ -42,7 +45,12 @@ bool is_own_user(const peer_credentials& peer) noexcept {
 }
 
 bool alive(const process_identity& process) {
-    const auto stat = stat_of(process.pid);
+    std::optional<process_stat> stat;
+    try {
+        stat = stat_of(process.pid);
+    } catch (const std::system_error&) {
+        return true; // what may live is not taken for dead: its sandbox would be deleted
+    }
     if (!stat || stat->start_time != process.start_time) return false;
     const bool ended = stat->state == 'Z' || stat->state == 'X';
     return !ended || stat->threads > 1; // the main thread may end before the others
@@ -90,7 +98,12 @@ std::optional<process_stat> parse_stat(std::string_view stat) {
 
 std::string describe(const process_identity& process) {
     const std::string pid = "pid " + std::to_string(process.pid);
-    auto name = process.pid > 0 ? read_proc(process.pid, "comm") : std::nullopt;
+    std::optional<std::string> name;
+    try {
+        if (process.pid > 0) name = read_proc(process.pid, "comm");
+    } catch (const std::system_error&) {
+        return pid;
+    }
     if (!name || name->empty()) return pid;
     if (name->back() == '\n') name->pop_back();
     for (char& c : *name) {

@@ -26,14 +26,14 @@ struct peer_credentials {
 };
 
 // Of the process that connected (SO_PEERCRED: as it was then). Throws std::system_error if `socket`
-// is not a connected Unix socket.
+// is not a connected Unix socket, or if it cannot be told when that process began.
 peer_credentials peer_of(int socket);
 
 // The only user we serve.
 bool is_own_user(const peer_credentials&) noexcept;
 
-// Does it still run? A zombie does not, unless other threads of it do. Never true for a pid of 0:
-// fall back on the connection there.
+// Does it still run? A zombie does not, unless other threads of it do; one that cannot be looked at
+// just now does. Never true for a pid of 0: fall back on the connection there.
 bool alive(const process_identity&);
 
 // Which start of the machine this is; empty if it cannot be told. Start times count from it.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -82,6 +85,14 @@ class Guest:
 @pytest.fixture
 def hasty(make_daemon: Make) -> Daemon:
     return make_daemon(orphan_grace=0.2).start()
+
+
+def stays(emulator: Emulator, seconds: float) -> None:
+    """Nothing ends while some times orphan-grace pass."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert living(emulator)
+        time.sleep(0.05)
 
 
 def gone(emulator: Emulator) -> bool:
@@ -239,6 +250,46 @@ def test_it_makes_no_room_for_others(make_daemon: Make, emulator: Emulator) -> N
         with pytest.raises(RpcFailure, match="cap_reached"):
             peer.call("sandbox.ensure", {"key": {"profile": "p", "task": "other"}})
         assert living(emulator)[0]["state"] == "running"
+
+
+def test_another_session_takes_over_what_one_has_only_begun(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(orphan_grace=0.2).start()
+    emulator.fault({"latency_after_ms": 600_000}, method="POST", route="/v1/sandboxes")
+    arguments = [sys.executable, "-c", SESSION, str(daemon.socket), json.dumps(DEFAULT_KEY)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        wait_until(lambda: living(emulator), "its create has taken effect")
+        daemon.kill()
+        first.kill()
+    emulator.clear_faults()
+    emulator.config(latency_ms=100)
+    daemon.start()
+    with session(daemon) as mine:
+        assert mine == only_id(emulator)
+        stays(emulator, 5 * 0.2)
+    wait_until(lambda: gone(emulator), "it ends with the second one")
+
+
+def test_a_daemon_without_descriptors_takes_nobody_for_dead(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(prefix=("prlimit", "--nofile=64:64"), orphan_grace=0.2).start()
+    with session(daemon):
+        many = [socket.socket(socket.AF_UNIX) for _ in range(90)]
+        for one in many:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(str(daemon.socket))
+        wait_until(lambda: "Too many open files" in daemon.log(), "it has none left")
+        stays(emulator, 5 * 0.2)
+        for one in many:
+            one.close()
+        stays(emulator, 5 * 0.2)
+    wait_until(lambda: gone(emulator), "it ends with its process")
+
+
+def test_as_many_descriptors_as_the_machine_allows(make_daemon: Make) -> None:
+    """The usual soft limit is a tenth of what many clients take."""
+    daemon = make_daemon(prefix=("prlimit", "--nofile=100:4000")).start()
+    soft, hard = pathlib.Path(f"/proc/{daemon.pid}/limits").read_text().split("Max open files")[1].split()[:2]
+    assert (soft, hard) == ("4000", "4000")
 
 
 def test_a_cloud_that_is_away_does_not_save_it(hasty: Daemon, emulator: Emulator) -> None:

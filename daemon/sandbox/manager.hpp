@@ -267,6 +267,7 @@ private:
     void settle(const std::shared_ptr<entry>& each, const std::shared_ptr<operation>& op);
     boost::asio::awaitable<void> save(); // throws std::runtime_error
     boost::asio::awaitable<void> save_or_complain();
+    boost::asio::awaitable<void> keep_saved(); // once the state could not be written
     boost::asio::awaitable<bool> reconcile();
     boost::asio::awaitable<void> reconcile_until_done();
     // `asked`: when the listing was.

@@ -108,7 +108,12 @@ asio::awaitable<void> manager::save() {
         }
     }
     store::saved_state state{std::move(records), ledger_, prices_, clock_mark_};
-    co_await store_.save(std::move(state));
+    try {
+        co_await store_.save(std::move(state));
+    } catch (const std::runtime_error&) {
+        pulse_->activity.notify_all(); // see keep_saved
+        throw;
+    }
 }
 
 // What an operation has learnt says nothing about another account, nor may it make anything there.
@@ -126,6 +131,20 @@ asio::awaitable<void> manager::save_or_complain() {
     }
 }
 
+// Nothing else may change for hours, and until the state is written nothing is made.
+asio::awaitable<void> manager::keep_saved() {
+    core::backoff retry(std::chrono::seconds(1), std::chrono::seconds(30));
+    for (;;) {
+        if (store_.trouble().empty()) {
+            retry.reset();
+            co_await pulse_->activity.wait();
+            continue;
+        }
+        co_await pause(executor_, retry.next());
+        co_await save_or_complain();
+    }
+}
+
 asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
                                             std::shared_ptr<operation> op) {
     using action = core::bring_up_fsm::action;
@@ -136,6 +155,10 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         record.plan = op->want.plan.empty() ? options_.plan : op->want.plan;
         record.base_url = account_.base_url();
         record.fingerprint = account_.fingerprint();
+    } else if (record.create_pending && !record.persistent && !owner_lives(record)) {
+        // What was meant for a session that is over, and holds nothing yet, is for whoever asks.
+        record.persistent = op->want.persistent;
+        adopt_owner(record, op->want);
     }
     const auto look = [&record](cloud::client& on) { return on.get(record.sandbox_id); };
     const auto start = [&record](cloud::client& on) { return on.start(record.sandbox_id); };

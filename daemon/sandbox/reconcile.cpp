@@ -36,7 +36,7 @@ constexpr std::chrono::milliseconds look_takes{3'000};
 
 asio::awaitable<void> manager::run() {
     co_await (reconcile_until_done() && reap() && tend_queue() && mind_owners() &&
-              keep_accounts() && keep_awake());
+              keep_accounts() && keep_awake() && keep_saved());
 }
 
 // Remembered, since one that is under way may have asked too early.

@@ -513,6 +513,24 @@ def test_a_key_that_cannot_be_one_is_refused_unasked(make_daemon: Make, emulator
     assert emulator.count() == 0
 
 
+def test_what_could_not_be_written_is_written_as_soon_as_that_can_be(daemon: Daemon, emulator: Emulator) -> None:
+    """Without anything else happening."""
+    with daemon.peer() as peer:
+        peer.sh("true")
+        in_the_way = daemon.state_dir / "state.json.tmp"
+        in_the_way.mkdir()
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+
+        def troubles() -> list[str]:
+            return [item["code"] for item in peer.call("daemon.health")["health"]]
+
+        assert troubles() == ["state_unwritable"]
+        in_the_way.rmdir()
+        wait_until(lambda: not troubles(), "it is written")
+    (record,) = json.loads((daemon.state_dir / "state.json").read_text())["sandboxes"]
+    assert record["state"] == "stopped"
+
+
 def test_the_key_in_use_is_answered_well_and_a_different_one_refused(daemon: Daemon, emulator: Emulator) -> None:
     emulator.config(other_accounts="second-key")
     with daemon.peer() as peer:

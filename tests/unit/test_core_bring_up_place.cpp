@@ -184,11 +184,11 @@ TEST_CASE("bring up: left while a create in doubt is looked for, the intent and 
 }
 
 TEST_CASE("bring up: another account's key: what was not sent stays open nowhere, a doubt stays") {
-    using action = bring_up_fsm::action;
-    for (const action next : {action::save, action::create}) {
+    using to_do = bring_up_fsm::action;
+    for (const to_do next : {to_do::save, to_do::create}) {
         bench b;
         REQUIRE(b.begin() == "save");
-        if (next == action::create) {
+        if (next == to_do::create) {
             REQUIRE(b.saved() == "create");
         }
         CHECK(b.note(b.fsm.on_account_changed({next, milliseconds(0), {}})) ==
@@ -200,7 +200,7 @@ TEST_CASE("bring up: another account's key: what was not sent stays open nowhere
     REQUIRE(b.begin() == "save");
     REQUIRE(b.saved() == "create");
     REQUIRE(b.create_failed(kind::interrupted) == "list");
-    CHECK(b.note(b.fsm.on_account_changed({action::list, milliseconds(0), {}})) ==
+    CHECK(b.note(b.fsm.on_account_changed({to_do::list, milliseconds(0), {}})) ==
           "fail account_mismatch");
     CHECK(b.record.create_pending);
     CHECK(b.record.doubts.size() == 1);

@@ -32,6 +32,10 @@ class Refused(Exception):
     """Told as the answer's `error`, or as why one path failed."""
 
 
+class Swept(Refused):
+    """Others have begun since, who think that nobody is at work here any more."""
+
+
 def plain(path):
     return path.decode("latin-1")
 
@@ -76,16 +80,50 @@ def padding(size):
     return -size % BLOCK
 
 
-def discard(path):
-    """What somebody may still be at work in, who can put nothing in place any more once it has another name."""
+def discard(paths):
+    """What somebody may still be at work in, who changes nothing any more once he has seen that it has another name. He is
+    waited for, lest his last step undoes the first of those who come now; but not for long, as he may hang."""
+    aside = []
+    for path in paths:
+        try:
+            if b".gone-" not in os.path.basename(path):
+                other = path + b".gone-%d" % os.getpid()
+                os.rename(path, other)
+                path = other
+            aside.append(path)
+        except OSError:
+            pass  # others sweep, too
+    until = time.monotonic() + COURTESY
+    for path in aside:
+        try:
+            await_end(path, until)
+            remove(path)
+        except OSError:
+            pass
+
+
+def await_end(path, until):
+    """Of whoever works in a directory."""
     try:
-        if b".gone-" not in os.path.basename(path):
-            other = path + b".gone-%d" % os.getpid()
-            os.rename(path, other)
-            path = other
-        remove(path)
-    except GONE:
-        pass  # others sweep, too
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # nobody can
+    try:
+        locked(directory, fcntl.LOCK_SH, until)
+    finally:
+        os.close(directory)
+
+
+def locked(fd, how, until):
+    """Whether that came to be."""
+    while True:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(GLANCE)
 
 
 class Operation:
@@ -96,6 +134,7 @@ class Operation:
         self.directory = SYNC + b"/" + self.name
         self.done = self.directory + b".done"
         self.live = {raw(each) for each in asked.get("live", [])} | {self.name}
+        self.lock = None  # where there is no room for a directory
 
     def begin(self, stays=False):
         """The answer given before, if there is one. `stays`: so does the directory after it."""
@@ -121,15 +160,8 @@ class Operation:
             self.lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except GONE:
             return
-        until = time.monotonic() + COURTESY
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not stays:
-                    self.clear()  # it was cut off amid that
-                break
-            except BlockingIOError:
-                time.sleep(GLANCE)
+        if locked(self.lock, fcntl.LOCK_EX, time.monotonic() + COURTESY) and not stays:
+            self.clear()  # it was cut off amid that
         self.release()
 
     def release(self):
@@ -143,17 +175,25 @@ class Operation:
         except FileNotFoundError:
             return False
 
+    def insist(self):
+        """Before each step that changes what is in place."""
+        if self.lock is not None and not self.stands():
+            raise Swept("parts_missing")
+
+    def is_waited_for(self):
+        """Whether those who have swept it have not begun with their own yet, see discard()."""
+        return os.fstat(self.lock).st_nlink > 0
+
     def sweep(self):
         """What operations that nobody waits for any more have left behind. Who was live was told at some time: those that
         have begun since are not among them."""
+        stale = []
         for name in os.listdir(SYNC) if os.path.isdir(SYNC) else ():
             operation = name.split(b".")[0]
             younger = operation[:RUN] == self.name[:RUN] and operation > self.name
             if operation not in self.live and not younger:
-                try:
-                    discard(SYNC + b"/" + name)
-                except OSError:
-                    pass
+                stale.append(SYNC + b"/" + name)
+        discard(stale)
 
     def finish(self, answer, stays=False):
         text = json.dumps(answer).encode()
@@ -194,8 +234,7 @@ class Operation:
 
 def drop(asked):
     operation = Operation(asked)
-    for name in (operation.directory, operation.done):
-        discard(name)
+    discard([operation.directory, operation.done])
     return b"{}"
 
 

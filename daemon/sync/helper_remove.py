@@ -3,22 +3,25 @@
 LONGEST = 3000  # bytes of a path below which names are added; the kernel takes 4096
 
 
-def remove(path):
-    """Whatever it is, of any depth; False if there is nothing."""
+def remove(path, insist=lambda: None):
+    """Whatever it is, of any depth; False if there is nothing. `insist` is called before each step, and may end it."""
     try:
         mode = os.lstat(path).st_mode
     except GONE:
         return False
     if not stat.S_ISDIR(mode):
+        insist()
         os.unlink(path)
         return True
     pending = [path]
     while pending:
         directory = pending[-1]
+        insist()
         unlock(directory)
         inner = []
         for name in os.listdir(directory):
             entry = os.path.join(directory, name)
+            insist()
             if os.path.islink(entry) or not os.path.isdir(entry):
                 os.unlink(entry)
             else:
@@ -26,6 +29,7 @@ def remove(path):
         if inner:
             pending += inner
         else:
+            insist()
             os.rmdir(directory)
             pending.pop()
     return True
@@ -55,10 +59,12 @@ def delete(asked, operation):
         try:
             if not inside(os.path.dirname(path)):
                 raise Refused("a link leads out of /workspace")
-            if remove(path) or (again and i not in gone):
+            if remove(path, operation.insist) or (again and i not in gone):
                 deleted += 1
             else:
                 missing += 1
+        except Swept:
+            raise
         except (OSError, Refused) as problem:
             failed.append([i, "failed", why(problem) if len(failed) < NAMED else ""])
     return {"deleted": deleted, "missing": missing, "failed": failed}

@@ -125,6 +125,7 @@ class Modes:
     """Of directories, set last, as one may forbid writing to it; and written down first, for who goes on after a kill."""
 
     def __init__(self, operation):
+        self.operation = operation
         self.fd = os.open(operation.directory + b"/modes", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         with open(self.fd, "rb", closefd=False) as file:
             *records, cut = file.read().split(b"\0")
@@ -137,6 +138,8 @@ class Modes:
 
     def settle(self):
         for path in sorted(self.of, key=len, reverse=True):
+            if not self.operation.is_waited_for():
+                return  # others may have set them by now
             try:
                 os.chmod(path, self.of[path])
             except OSError:
@@ -146,7 +149,8 @@ class Modes:
 class Target:
     """Where members go: directories made as needed, each checked once."""
 
-    def __init__(self, ours, modes):
+    def __init__(self, operation, ours, modes):
+        self.operation = operation
         self.ours = ours  # files and links that an earlier push has put where there is a directory now
         self.known = {WORKSPACE: None}
         self.modes = modes
@@ -165,6 +169,7 @@ class Target:
         return trouble
 
     def make(self, path, member):
+        self.operation.insist()
         try:
             try:
                 os.mkdir(path, 0o755)
@@ -221,13 +226,14 @@ def place(member, target, aside, is_torn):
         if is_torn():
             os.unlink(aside)
             return None
-    return rename_to(aside, member.path)
+    return rename_to(aside, member.path, target.operation)
 
 
-def rename_to(aside, path):
+def rename_to(aside, path, operation):
     try:
         os.rename(aside, path)
     except IsADirectoryError:
+        operation.insist()
         try:
             os.rmdir(path)  # an empty one is no loss
             os.rename(aside, path)
@@ -245,10 +251,11 @@ def unpack(asked, operation):
     aside = operation.directory + b"/new-%d" % os.getpid()
     gone, _ = gone_before(operation, asked["claims"], aside)
     modes = Modes(operation)
-    target = Target({raw(each) for each in asked["ours"]}, modes)
+    target = Target(operation, {raw(each) for each in asked["ours"]}, modes)
     parts = Parts(operation, progress, PATIENCE if asked["parts"] is None else 0)
     try:
         for i, member in members(parts, progress.member):
+            operation.insist()
             trouble = None
             try:
                 if into and os.path.isdir(member.path):

@@ -123,8 +123,9 @@ void sandbox_side::fail(const helper_error& error) const {
         fail({error_name::path_outside_workspace, "the path leads out of what can be transferred"});
     }
     if (error.name == "parts_missing") {
-        parts_lost told({error_name::sync_failed,
-                         "what was sent was removed in the sandbox before it was unpacked"});
+        parts_lost told(
+            {error_name::sync_failed,
+             "what the transfer had in the sandbox was removed there before it was done"});
         told.sandbox_id = sandbox_id_;
         throw told;
     }

@@ -21,7 +21,8 @@
 
 namespace sandboxd::sync {
 
-// What was sent is not there any more to be unpacked. Sending it again helps.
+// What the operation had in the sandbox is not there any more, and so it is not done. Beginning it
+// anew helps.
 class parts_lost : public rpc_error {
 public:
     explicit parts_lost(const rpc_error& why) : rpc_error(why) {}

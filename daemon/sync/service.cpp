@@ -20,6 +20,7 @@
 #include <future>
 #include <set>
 #include <system_error>
+#include <utility>
 
 namespace sandboxd::sync {
 namespace asio = boost::asio;
@@ -28,6 +29,7 @@ namespace {
 
 constexpr std::chrono::milliseconds news_every{250};
 constexpr int fetches_at_once = 4; // of one key
+constexpr int most_deletions = 4;  // of the same
 // What earlier daemons have left is most often gone within that; what is not keeps nobody waiting.
 constexpr std::chrono::seconds sweep_wait{2};
 constexpr std::chrono::seconds longest_tidying{2};
@@ -248,7 +250,8 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
         result.missing = paths.size();
         co_return result;
     }
-    for (bool last = false;; last = true) {
+    bool again = false;
+    for (int swept = 0;;) {
         const sandbox::wanted as_it_is;
         const sandbox::lease lease =
             co_await shop->manager.acquire(key, as_it_is, "fs.delete-" + random_hex(4), nullptr);
@@ -282,9 +285,12 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
             if (known) co_await shop->save(id, remembered);
             co_return result;
         } catch (const sandbox_lost& why) {
-            if (last) throw_lost_again(why);
+            if (std::exchange(again, true)) throw_lost_again(why);
+            shop->manager.distrust(key);
+        } catch (const parts_lost&) {
+            // By what an earlier daemon had left at work there, see push.cpp.
+            if (++swept == most_deletions) throw;
         }
-        shop->manager.distrust(key);
     }
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,14 @@ def close(fd):
     real_close(fd)
     park()
 os.close = close"""
+# ... has removed one file of a tree.
+AFTER_AN_UNLINK = """real = os.unlink
+def unlink(path):
+    real(path)
+    if os.path.dirname(os.fsencode(path)) == b"/workspace/t": park()
+os.unlink = unlink"""
+# For whoever is held, others wait as long as a test may need.
+PATIENTLY = 'sys.argv[1] = sys.argv[1].replace("COURTESY = 1 ", "COURTESY = 30 ")\n'
 # ... has done all its work, which is not told yet.
 BEFORE_IT_ANSWERS = "import atexit\natexit.register(park)"
 
@@ -141,6 +150,99 @@ def test_a_deletion_that_is_cut_off_is_told_as_it_was(peer: Peer, emulator: Emul
     all_have_ended(emulator)
     assert left(emulator) == []
     assert peer.call("fs.push", params(tmp_path / "tree"))["sent"] == 2
+
+
+def test_what_a_dead_daemon_was_about_to_change_stays_as_it_was_pushed_since(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path,
+                                                                             on_disconnect: str) -> None:
+    """Directories that it would make, or make of files, and their modes."""
+    tree = tmp_path / "tree"
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        fill(tree, "old")
+        (tree / "x").write_text("x")
+        peer.call("fs.push", params(tree))
+        fill(tree, "new")
+        (tree / "x").unlink()
+        for name in ("x", "y"):
+            (tree / name).mkdir()
+            (tree / name / "file").write_text("new")
+        unpacking = Parked(peer, emulator, "unpack", before("rename", "b"))
+        peer.send("fs.push", params(tree))
+        unpacking.arrives()
+    daemon.kill()
+    for name in ("x", "y"):
+        shutil.rmtree(tree / name)
+    (tree / "x").write_text("x again")
+    tree.chmod(0o700)
+    expected = fill(tree, "newest")
+    daemon.start()
+    with daemon.peer() as peer:
+        result = peer.call("fs.push", params(tree))
+        assert (result["sent"], result["skipped"]) == (len(NAMES) + 1, [])
+        unpacking.release()
+        all_have_ended(emulator)
+        assert (there(emulator), (workspace(emulator) / "t").stat().st_mode & 0o777) == (expected, 0o700)
+        assert peer.call("fs.push", params(tree))["unchanged"] == len(NAMES) + 1
+
+
+def test_a_deletion_that_an_ended_daemon_has_left_at_work_goes_no_further(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path,
+                                                                          how: str) -> None:
+    tree = tmp_path / "tree"
+    expected = fill(tree, "as it was")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.call("fs.push", params(tree))
+        deleting = Parked(peer, emulator, "delete", AFTER_AN_UNLINK)
+        peer.send("fs.delete", {"key": DEFAULT_KEY, "remotes": ["t"]})
+        deleting.arrives()
+        if how == "stop":
+            daemon.stop()
+        else:
+            daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        assert peer.call("fs.push", params(tree))["sent"] == len(NAMES)
+        deleting.release()
+        all_have_ended(emulator)
+        assert there(emulator) == expected
+        assert left(emulator) == []
+        assert peer.call("fs.push", params(tree))["unchanged"] == len(NAMES)
+
+
+def test_its_last_step_is_waited_for(make_daemon: Callable[..., Daemon], emulator: Emulator, tmp_path: pathlib.Path, on_disconnect: str) -> None:
+    tree = tmp_path / "tree"
+    expected = fill(tree, "as it was")
+    daemon = make_daemon().start()
+    with daemon.peer() as peer:
+        peer.call("fs.push", params(tree))
+        deleting = Parked(peer, emulator, "delete", before("unlink", "b"), others=PATIENTLY)
+        peer.send("fs.delete", {"key": DEFAULT_KEY, "remotes": ["t"]})
+        deleting.arrives()
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as peer:
+        asked = peer.send("fs.push", params(tree))
+        if on_disconnect == "keep":
+            wait_until(lambda: any(".gone-" in name for name in left(emulator)), "the deletion is swept", LIMIT_S)
+        deleting.release()
+        assert peer.result(asked)["sent"] == len(NAMES)
+        all_have_ended(emulator)
+        assert there(emulator) == expected
+
+
+def test_a_deletion_that_others_have_swept_is_begun_anew(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    fill(tmp_path / "tree", "as it was")
+    peer.call("fs.push", params(tmp_path / "tree"))
+    deleting = Parked(peer, emulator, "delete", AFTER_AN_UNLINK)
+    asked = peer.send("fs.delete", {"key": DEFAULT_KEY, "remotes": ["t"]})
+    deleting.arrives()
+    (operation,) = left(emulator)
+    sync = workspace(emulator) / ".deepinfra-sandboxd" / "sync"
+    (sync / operation).rename(sync / f"{operation}.gone-1")
+    deleting.release()
+    assert peer.result(asked) == {"deleted": 1, "missing": 0, "failed": [], "failed_more": 0}
+    assert not (workspace(emulator) / "t").exists()
+    assert left(emulator) == []
 
 
 @pytest.mark.parametrize("where", [AFTER_A_FILE, BEFORE_IT_ANSWERS], ids=["amid it", "before it answers"])

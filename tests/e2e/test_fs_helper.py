@@ -197,6 +197,7 @@ def test_what_is_swept_is_not_told_as_failed(room: pathlib.Path) -> None:
     sent = Sent(room)
     swept = partial(os.rename, sent.directory, sent.directory.parent / "op.gone-1")
     assert sent.call(sent.parts, partial(fails, "rename", b"closed/15", errno.ENOENT, first=swept)) == {"error": "parts_missing"}
+    assert (sent.tree / "closed").stat().st_mode & 0o777 == 0o555  # nobody has begun since
     assert not (sent.directory.parent / "op.done").exists()
 
 

@@ -131,10 +131,10 @@ def park():
 class Parked:
     """The first helper of a verb, held where a test wants to look at what is around it."""
 
-    def __init__(self, peer: Peer, emulator: Emulator, verb: str, where: str = "park()") -> None:
-        """`where`: code that calls park() when the helper is where it is wanted; at once if nothing is given."""
+    def __init__(self, peer: Peer, emulator: Emulator, verb: str, where: str = "park()", others: str = "") -> None:
+        """`where`: code that calls park() when the helper is where it is wanted; at once if nothing is given. `others`: code for all helpers."""
         self._workspace = workspace(emulator)
-        hook(peer, PARKED + f"if sys.argv[-2] == {verb!r}:\n" + "".join(f"    {line}\n" for line in where.splitlines()))
+        hook(peer, PARKED + others + f"if sys.argv[-2] == {verb!r}:\n" + "".join(f"    {line}\n" for line in where.splitlines()))
 
     def arrives(self) -> None:
         wait_until((self._workspace / "parked").exists, "the helper is where it is held", 30)

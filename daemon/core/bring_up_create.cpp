@@ -11,6 +11,12 @@ namespace sandboxd::core {
 using kind = cloud::failure_kind;
 
 bring_up_fsm::step bring_up_fsm::new_creation() {
+    if (limits_.creates == 0) {
+        rpc_error error(error_name::sandbox_gone, "the sandbox was deleted, and its files with it");
+        error.sandbox_id = std::exchange(record_.sandbox_id, {});
+        record_.state = life_state::absent;
+        return fail(std::move(error));
+    }
     if (creates_ == limits_.creates) {
         return fail({error_name::boot_failed,
                      "the platform could not boot a sandbox, " + std::to_string(creates_) +
@@ -145,6 +151,10 @@ bring_up_fsm::step bring_up_fsm::on_tag_listed(milliseconds now,
     if (doubt_ && doubt_->kind == kind::no_capacity) {
         forget_intent();
         return fail(machine_error_from(*doubt_, "creating the sandbox"));
+    }
+    if (limits_.creates == 0) {
+        return fail({error_name::sandbox_not_found,
+                     "the sandbox of a create whose answer was lost has not turned up"});
     }
     if (creates_ == limits_.creates) {
         // The intent stays open: should the sandbox turn up after all, the next bring-up finds it

@@ -33,7 +33,8 @@ struct bring_up_limits {
     milliseconds boot{120'000};   // in creating, starting or stopping, before a boot counts as hung
     milliseconds trouble{45'000}; // of failures in a row that may pass by themselves
     milliseconds look_up_gap = core::look_up_gap;
-    int creates = 2; // sandboxes made in one bring-up, the first included
+    // Sandboxes made in one bring-up, the first included; 0: one that is gone stays gone.
+    int creates = 2;
 };
 
 class bring_up_fsm {

@@ -55,6 +55,7 @@ public:
     core::sandbox_record record;
     std::shared_ptr<operation> current;                      // the one under way, if any
     std::vector<holding> leases;                             // oldest first
+    std::uint64_t forced = 0;                                // shut-downs in spite of leases
     std::chrono::milliseconds last_used{0};                  // awake clock
     background_answer work{core::background::not_asked, {}}; // as told since the last use
     std::chrono::milliseconds work_told{0};                  // awake clock

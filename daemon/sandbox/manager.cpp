@@ -14,11 +14,16 @@ namespace {
 constexpr std::chrono::seconds progress_period{1}; // at most so often the same is told again
 constexpr sys::process_identity nobody{};
 
+bool is_nothing_there(const rpc_error& error) {
+    return error.name() == error_name::sandbox_gone ||
+           error.name() == error_name::sandbox_not_found;
+}
+
 } // namespace
 
 lease::lease(std::shared_ptr<entry> held, ensured how, std::string exec_id,
              sys::process_identity client, std::function<void()> on_release)
-    : entry_(std::move(held)), how_(how), exec_id_(std::move(exec_id)),
+    : entry_(std::move(held)), how_(how), exec_id_(std::move(exec_id)), forced_(entry_->forced),
       on_release_(std::move(on_release)) {
     entry_->leases.push_back({exec_id_, client});
 }
@@ -29,6 +34,7 @@ lease& lease::operator=(lease&& other) noexcept {
         entry_ = std::move(other.entry_);
         how_ = other.how_;
         exec_id_ = std::move(other.exec_id_);
+        forced_ = other.forced_;
         on_release_ = std::move(other.on_release_);
     }
     return *this;
@@ -36,6 +42,10 @@ lease& lease::operator=(lease&& other) noexcept {
 
 const core::sandbox_record& lease::record() const noexcept {
     return entry_->record;
+}
+
+bool lease::overruled() const noexcept {
+    return entry_->forced != forced_;
 }
 
 void lease::release() noexcept {
@@ -184,6 +194,10 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
         }
         std::shared_ptr<operation> op = each->current;
         const bool is_new = !op && each->record.sandbox_id.empty() && !each->record.create_pending;
+        if (is_new && want.only_existing) {
+            throw rpc_error(error_name::sandbox_not_found,
+                            "there is no sandbox for " + describe(key));
+        }
         if (is_new) {
             each->record.idle_stop = want.idle_stop.value_or(std::chrono::seconds(0));
         } else if (want.idle_stop &&
@@ -200,6 +214,11 @@ asio::awaitable<ensured> manager::ensure(core::sandbox_key key, wanted want,
         }
         co_await wait_for(each, op, on_progress, want.still_there, &operation::askers);
         if (op->kind != operation_kind::bring_up || op->abandoned) {
+            continue;
+        }
+        // Whoever it was begun for would not have had one made.
+        const bool begun_for_less = op->want.only_existing && !want.only_existing;
+        if (op->error && begun_for_less && is_nothing_there(*op->error)) {
             continue;
         }
         if (op->error) {
@@ -372,6 +391,7 @@ asio::awaitable<std::string> manager::shut_down(std::shared_ptr<entry> each, ope
             throw error;
         }
         if (!op) {
+            each->forced += each->leases.empty() ? 0 : 1;
             op = begin(each, kind, {});
         }
         co_await wait_for(each, op, nullptr, nullptr, &operation::enders);

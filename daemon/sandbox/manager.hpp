@@ -54,6 +54,8 @@ struct manager_options {
 
 // What an asker wants of a sandbox that may have to be made. One that exists stays as it was made.
 struct wanted {
+    // It may be started, but none is made: sandbox_not_found, or sandbox_gone if that turns out.
+    bool only_existing = false;
     bool persistent = true;
     std::string plan; // empty: manager_options::plan
     // Counts for one that exists, too. 0: the option again; nothing: as it is.
@@ -135,12 +137,15 @@ public:
     explicit operator bool() const noexcept { return entry_ != nullptr; }
     const core::sandbox_record& record() const noexcept;
     const ensured& how() const noexcept { return how_; } // it came to run
+    // Whether somebody has had the sandbox stopped or deleted although it was held.
+    bool overruled() const noexcept;
     void release() noexcept;
 
 private:
     std::shared_ptr<entry> entry_;
     ensured how_;
     std::string exec_id_;
+    std::uint64_t forced_ = 0; // entry::forced when it began
     std::function<void()> on_release_;
 };
 

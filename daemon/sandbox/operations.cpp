@@ -166,7 +166,9 @@ asio::awaitable<void> manager::run_bring_up(std::shared_ptr<entry> each,
         return on.create(cloud::create_request{
             record.plan, core::tags_for(record, options_.instance), record.timeout});
     };
-    core::bring_up_fsm machine(record, random_hex(8), options_.instance);
+    core::bring_up_limits limits;
+    if (op->want.only_existing) limits.creates = 0;
+    core::bring_up_fsm machine(record, random_hex(8), options_.instance, limits);
     core::bring_up_fsm::step step = machine.begin(now());
     for (;;) {
         if (machine.place_taken() && op->ticket != 0) {

@@ -58,10 +58,11 @@ public:
         check_not_stopping();
         for (bool last = false;; last = true) {
             sandbox::lease held = co_await hold();
-            auto lease = std::make_shared<sandbox::lease>(std::move(held));
+            const auto lease = std::make_shared<sandbox::lease>(std::move(held));
             try {
-                co_return co_await fetch(std::move(lease), target);
+                co_return co_await fetch(lease, target);
             } catch (const sandbox_lost& why) {
+                throw_if_overruled(*lease, why);
                 if (last) throw_lost_again(why);
             }
             shop_->manager.distrust(request_.key);
@@ -70,7 +71,8 @@ public:
 
 private:
     asio::awaitable<sandbox::lease> hold() {
-        const sandbox::wanted as_it_is;
+        sandbox::wanted as_it_is;
+        as_it_is.only_existing = true;
         const std::string name = "fs.get-" + random_hex(4);
         if (request_.generation) {
             co_return co_await shop_->manager.hold_generation(request_.key, *request_.generation,

@@ -73,6 +73,7 @@ public:
                 co_await send_all();
                 co_return co_await finish();
             } catch (const sandbox_lost& why) {
+                throw_if_overruled(lease, why);
                 if (last) throw_lost_again(why);
             }
             shop_->manager.distrust(request_.key);

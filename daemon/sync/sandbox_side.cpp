@@ -82,6 +82,14 @@ void throw_lost_again(const sandbox_lost& why) {
     throw told;
 }
 
+void throw_if_overruled(const sandbox::lease& held, const sandbox_lost& why) {
+    if (!held.overruled()) return;
+    rpc_error told(error_name::cancelled,
+                   "the sandbox was stopped or deleted by force while files were transferred");
+    told.sandbox_id = why.sandbox_id;
+    throw told;
+}
+
 // Of one call: an answer, or why there is none.
 struct sandbox_side::outcome {
     std::optional<json::object> answer;

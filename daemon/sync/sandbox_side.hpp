@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "sandbox/account.hpp"
+#include "sandbox/manager.hpp"
 #include "sync/helper.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -37,6 +38,8 @@ public:
 // It is said once more of a sandbox that was found running meanwhile. Of a file that cannot be made
 // the platform says the same as of a sandbox that is not there.
 [[noreturn]] void throw_lost_again(const sandbox_lost& why);
+// Somebody has wanted just that: what he has stopped or deleted is not brought back for a transfer.
+void throw_if_overruled(const sandbox::lease& held, const sandbox_lost& why);
 
 class sandbox_side {
 public:

@@ -240,6 +240,25 @@ asio::awaitable<fetch_result> service::fetch(fetch_request request, listeners wh
     co_return co_await run_fetch(shop_, std::move(request), std::move(who));
 }
 
+namespace {
+
+// Of a sandbox that turns out to be gone: an empty one.
+asio::awaitable<sandbox::lease> lease_to_delete(workshop& shop, core::sandbox_key key) {
+    sandbox::wanted as_it_is;
+    as_it_is.only_existing = true;
+    try {
+        co_return co_await shop.manager.acquire(key, as_it_is, "fs.delete-" + random_hex(4),
+                                                nullptr);
+    } catch (const rpc_error& problem) {
+        const bool gone = problem.name() == error_name::sandbox_gone ||
+                          problem.name() == error_name::sandbox_not_found;
+        if (!gone) throw;
+    }
+    co_return sandbox::lease();
+}
+
+} // namespace
+
 asio::awaitable<delete_result> service::remove(core::sandbox_key key,
                                                std::vector<std::string> paths) {
     const std::shared_ptr<workshop> shop = shop_;
@@ -252,9 +271,11 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
     }
     bool again = false;
     for (int swept = 0;;) {
-        const sandbox::wanted as_it_is;
-        const sandbox::lease lease =
-            co_await shop->manager.acquire(key, as_it_is, "fs.delete-" + random_hex(4), nullptr);
+        const sandbox::lease lease = co_await lease_to_delete(*shop, key);
+        if (!lease) {
+            result.missing = paths.size();
+            co_return result;
+        }
         const std::string id = lease.record().sandbox_id;
         const operation_name operation(shop, id);
         manifest remembered = co_await shop->load(id);
@@ -285,6 +306,7 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
             if (known) co_await shop->save(id, remembered);
             co_return result;
         } catch (const sandbox_lost& why) {
+            throw_if_overruled(lease, why);
             if (std::exchange(again, true)) throw_lost_again(why);
             shop->manager.distrust(key);
         } catch (const parts_lost&) {

@@ -15,7 +15,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
-from support.scenes import EXEC, workspace
+from support.scenes import CREATE, EXEC, START, living, workspace
 from support.trees import describe, make_tree, without_marker
 
 PUT = ("PUT", "/v1/sandboxes/{id}/fs/content")
@@ -91,6 +91,59 @@ def test_a_sandbox_that_was_stopped_behind_our_back_is_started_again(peer: Peer,
         step()
     assert (tmp_path / "g").read_bytes() == source.read_bytes()
     assert not (workspace(emulator) / "f").exists()
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+@pytest.mark.parametrize("method", ["get", "pull", "delete"])
+def test_none_is_made_for_what_was_deleted_behind_our_back(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, method: str, state: str) -> None:
+    sandbox = push(peer, noise(tmp_path / "f", 10), "f")["sandbox_id"]
+    if state == "stopped":
+        peer.call("sandbox.stop", {"key": DEFAULT_KEY})
+    emulator.delete_sandbox(sandbox)
+    if method == "delete":
+        assert peer.call("fs.delete", {"key": DEFAULT_KEY, "remotes": ["f"]}) == {"deleted": 0, "missing": 1, "failed": [], "failed_more": 0}
+    else:
+        with pytest.raises(RpcFailure) as refused:
+            peer.call(f"fs.{method}", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / "out")})
+        assert refused.value.name == "sandbox_gone"
+    assert emulator.count(CREATE) == 1
+    assert living(emulator) == []
+    assert push(peer, tmp_path / "f", "f")["sent"] == 1
+
+
+def test_who_needs_a_sandbox_gets_one_although_a_fetch_found_it_gone(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    with daemon.peer() as fetching, daemon.peer() as peer:
+        emulator.delete_sandbox(push(peer, noise(tmp_path / "f", 10), "f")["sandbox_id"])
+        emulator.fault({"latency_ms": 500}, method="GET", route="/v1/sandboxes/{id}")
+        asked = fetching.send("fs.get", {"key": DEFAULT_KEY, "remote": "f", "host": str(tmp_path / "out")})
+        wait_until(lambda: emulator.faults()[0]["used"], "its sandbox is looked up")
+        assert push(peer, noise(tmp_path / "f", 11), "f")["sent"] == 1
+        with pytest.raises(RpcFailure) as refused:
+            fetching.result(asked)
+        assert refused.value.name == "sandbox_gone"
+
+
+@pytest.mark.parametrize("verb", ["stop", "terminate"])
+@pytest.mark.parametrize("method", ["push", "get"])
+def test_what_was_ended_by_force_is_not_brought_back(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path, method: str, verb: str) -> None:
+    source = noise(tmp_path / "f", 1_000_000)
+    with daemon.peer() as peer, daemon.peer() as other:
+        push(peer, source, "g")
+        before = emulator.count(CREATE) + emulator.count(START)
+        fault(emulator, PUT if method == "push" else GET, {"stall_before": True})
+        if method == "push":
+            asked = peer.send("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(source), "remote": "f"}]})
+        else:
+            asked = peer.send("fs.get", {"key": DEFAULT_KEY, "remote": "g", "host": str(tmp_path / "g")})
+        wait_until(lambda: emulator.faults()[0]["used"], "it is under way")
+        other.call(f"sandbox.{verb}", {"key": DEFAULT_KEY, "force": True})
+        emulator.clear_faults()
+        emulator.drop_connections()
+        with pytest.raises(RpcFailure) as refused:
+            peer.result(asked)
+        assert refused.value.name == "cancelled"
+        assert emulator.count(CREATE) + emulator.count(START) == before
+        assert [each for each in living(emulator) if each["state"] != "stopped"] == []
 
 
 def test_what_cannot_be_reached_is_an_error_that_names_it(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:

@@ -55,6 +55,42 @@ TEST_CASE("bring up: a first sandbox, step by step") {
     CHECK_FALSE(b.fsm.state_lost());
 }
 
+TEST_CASE("bring up: where none is to be made, one that is gone stays gone") {
+    bring_up_limits limits;
+    limits.creates = 0;
+    SUBCASE("a lasting one") {
+        bench b(known_record(life_state::unknown), limits);
+        CHECK(b.begin() == "get");
+        CHECK(b.get_failed(kind::not_found) == "list");
+        CHECK(b.listed({}) == "fail sandbox_gone");
+        CHECK(b.last.error.value().sandbox_id == "sb_old");
+        CHECK(b.record.state == life_state::absent);
+        CHECK(b.record.sandbox_id.empty());
+        CHECK(b.record.state_lost); // whoever comes next is told
+    }
+    SUBCASE("one of a session, which is never resumed") {
+        bench b(known_record(life_state::unknown, false), limits);
+        CHECK(b.begin() == "get");
+        CHECK(b.got(sandbox_state::stopped) == "remove");
+        CHECK(b.removed() == "fail sandbox_gone");
+        CHECK(b.record.state == life_state::absent);
+    }
+    SUBCASE("one that is there is started") {
+        bench b(known_record(life_state::stopped), limits);
+        CHECK(b.begin() == "get");
+        CHECK(b.got(sandbox_state::stopped) == "start");
+        CHECK(b.started() == "wait 100");
+    }
+    SUBCASE("one whose create was in doubt is looked for, and the intent stays open") {
+        bench b(pending_record(), limits);
+        CHECK(b.begin() == "list");
+        CHECK(b.listed({}).starts_with("wait"));
+        CHECK(b.waited() == "list");
+        CHECK(b.listed({}) == "fail sandbox_not_found");
+        CHECK(b.record.create_pending);
+    }
+}
+
 TEST_CASE("bring up: polling gets rarer, up to two seconds") {
     bench b;
     b.create("sb_1");

@@ -1,6 +1,15 @@
 #include "rpc/methods.hpp"
 
+#include "rpc/connection.hpp"
+
 namespace sandboxd::rpc {
+
+std::function<bool()> listening(const call& from) {
+    return [client = std::weak_ptr(from.from)] {
+        const std::shared_ptr<connection> there = client.lock();
+        return there && !there->closed();
+    };
+}
 
 const std::map<std::string, method, std::less<>>& methods() {
     static const std::map<std::string, method, std::less<>> table{

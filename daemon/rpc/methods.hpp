@@ -30,6 +30,9 @@ struct call {
 using handler = std::function<boost::asio::awaitable<json::value>(call, json::object)>;
 using decoder = std::function<void(const json::object&)>; // throws if the params do not fit
 
+// Whether who asks would still hear the answer.
+std::function<bool()> listening(const call& from);
+
 struct method {
     decoder check; // decodes and throws the result away; for tests
     handler run;

@@ -86,6 +86,7 @@ asio::awaitable<sync::fetch_result> fetch(call from, fs_fetch_params params, boo
     params.request.as_tar = as_tar;
     params.request.remote = remote_path(params.request.remote, "remote", true);
     sync::listeners who = listeners_for(from, params.request.key, params.transfer);
+    who.still_there = listening(from);
     co_return co_await from.parts.files.fetch(std::move(params.request), std::move(who));
 }
 

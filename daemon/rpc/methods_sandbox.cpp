@@ -32,13 +32,6 @@ sandbox::progress_callback progress_to(const call& from, core::sandbox_key key) 
         };
 }
 
-std::function<bool()> listening(const call& from) {
-    return [client = std::weak_ptr(from.from)] {
-        const std::shared_ptr<connection> there = client.lock();
-        return there && !there->closed();
-    };
-}
-
 } // namespace
 
 asio::awaitable<json::value> sandbox_ensure(call from, ensure_params params) {

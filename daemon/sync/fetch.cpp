@@ -55,7 +55,7 @@ public:
                             "there is no sandbox for " + describe(request_.key));
         }
         const key_lock turn = co_await key_lock::take_to_fetch(*shop_, request_.key);
-        check_not_stopping();
+        check_wanted();
         for (bool last = false;; last = true) {
             sandbox::lease held = co_await hold();
             const auto lease = std::make_shared<sandbox::lease>(std::move(held));
@@ -73,6 +73,7 @@ private:
     asio::awaitable<sandbox::lease> hold() {
         sandbox::wanted as_it_is;
         as_it_is.only_existing = true;
+        as_it_is.still_there = who_.still_there;
         const std::string name = "fs.get-" + random_hex(4);
         if (request_.generation) {
             co_return co_await shop_->manager.hold_generation(request_.key, *request_.generation,
@@ -81,8 +82,11 @@ private:
         co_return co_await shop_->manager.acquire(request_.key, as_it_is, name, who_.on_sandbox);
     }
 
-    void check_not_stopping() const {
+    void check_wanted() const {
         if (shop_->stopping) throw rpc_error(error_name::shutting_down, "the daemon is stopping");
+        if (who_.still_there && !who_.still_there()) {
+            throw rpc_error(error_name::cancelled, "nobody waits for it any more");
+        }
     }
 
     asio::awaitable<fetch_result> fetch(std::shared_ptr<sandbox::lease> lease, fs::path target) {
@@ -225,7 +229,7 @@ private:
         for (std::size_t i = 0; i < packed.sizes.size(); ++i) {
             while (!feed.wants_more() && !shop_->stopping)
                 co_await taken_->wait();
-            check_not_stopping();
+            check_wanted();
             if (feed.ended()) co_return; // what the reader says of it is the answer
             sys::unique_fd spool = open_spool(shop_->state, packed.sizes[i]);
             const auto begun = std::chrono::steady_clock::now();
@@ -276,6 +280,7 @@ private:
             throw rpc_error(error_name::sync_failed,
                             "nothing of " + request_.remote + " could be taken over" + why);
         }
+        check_wanted();
         const std::vector<not_moved> left = co_await shop_->elsewhere(
             [&arrived, &target] { return move_into_place(arrived, target); });
         if (!left.empty() && left.front().path.empty()) {

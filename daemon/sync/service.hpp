@@ -1,9 +1,10 @@
 // Files in and out of sandboxes: push (remembered), put, get, pull, delete.
 //
-// Lives as long as the daemon. A transfer belongs to nobody but itself: whoever asked for it may
-// leave, it goes on; asked for again, it waits for the first one and then finds nothing to do. It
-// holds its sandbox (a lease) while it talks to it. What changes files of one key goes one after
-// the other.
+// Lives as long as the daemon. What changes files of a sandbox belongs to nobody but itself:
+// whoever asked for it may leave, it goes on; asked for again, it waits for the first one and then
+// finds nothing to do. What is fetched is put in place only for somebody who is still there: for
+// anybody else the file of that name may be his own by then. A transfer holds its sandbox (a lease)
+// while it talks to it. What changes files of one key goes one after the other.
 //
 // Errors are rpc_error; single paths that could not be transferred are named in the results.
 // Everything may be repeated at any time: files appear whole or not at all, and what is remembered
@@ -35,10 +36,11 @@ struct transfer_progress {
     std::uint64_t done = 0; // bytes
     std::optional<std::uint64_t> total;
 };
-// Who wants to know how a transfer gets on; either may be empty.
+// Who wants to know how a transfer gets on; each may be empty.
 struct listeners {
     std::function<void(const transfer_progress&)> on_transfer;
     sandbox::progress_callback on_sandbox;
+    std::function<bool()> still_there; // of a fetch: whether they would still hear the answer
 };
 
 struct push_request {

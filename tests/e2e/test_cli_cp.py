@@ -7,11 +7,13 @@ import os
 import pathlib
 import pty
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
+from support.cli import running
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import Peer
@@ -50,6 +52,21 @@ def test_a_file_goes_into_a_directory_that_is_there(daemon: Daemon, peer: Peer, 
         assert done.stdout == b"copied 1 file, 1 B, to sandbox:" + target.rstrip("/.").encode() + b"/f\n"
         assert (workspace(emulator) / "out" / "f").read_text() == "f"
     assert (workspace(emulator) / "out" / "mine").exists() == (there == "full")
+
+
+def test_what_was_interrupted_changes_nothing_here_any_more(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    peer.sh("echo sandbox > /workspace/f")
+    here = tmp_path / "f"
+    here.write_text("mine")
+    emulator.fault({"stall_before": True}, method="GET", route="/v1/sandboxes/{id}/fs/content")
+    with running(daemon, "cp", "sandbox:f", str(here)) as copying:
+        wait_until(lambda: emulator.faults()[0]["used"], "it is fetched")
+        copying.send_signal(signal.SIGINT)
+        copying.wait(timeout=30)
+    here.write_text("edited since")
+    emulator.drop_connections()
+    wait_until(lambda: json.loads(daemon.cli("list", "--json").stdout)["sandboxes"][0]["running"] == [], "nothing of it goes on")
+    assert here.read_text() == "edited since"
 
 
 def test_what_goes_into_a_tree_that_was_pushed_leaves_the_rest_of_it_alone(daemon: Daemon, peer: Peer, emulator: Emulator,

@@ -112,11 +112,11 @@ void archive_writer::begin_file(const local_entry& entry) {
     try {
         file_.emplace(entry.host);
     } catch (const std::system_error& problem) {
-        // Gone since it was seen is as if it had never been there; the next push will tell.
-        if (problem.code().value() != ENOENT) {
-            skipped_.push_back(
-                {entry.host, entry.remote, skip_reason::unreadable, problem.code().message()});
-        }
+        const int error = problem.code().value();
+        const bool gone = error == ENOENT || error == ENOTDIR;
+        skipped_.push_back({entry.host, entry.remote,
+                            gone ? skip_reason::missing : skip_reason::unreadable,
+                            problem.code().message()});
         return;
     }
     stretch_ = 0;

@@ -254,6 +254,9 @@ private:
             plan_.give_up_what_is_not_in(which, next->archive);
             if (next->archive.members().empty()) {
                 now.claims = std::move(next->order.claims);
+                next->early.reset();
+                std::vector<std::string> live = shop_->live_in(result_.sandbox_id);
+                co_await next->there.drop(std::move(live));
                 continue;
             }
             now.sent = std::move(next);

@@ -13,7 +13,7 @@ from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.inside import Parked
 from support.kill_points import build_preload
-from support.rpc import DEFAULT_KEY, Peer
+from support.rpc import DEFAULT_KEY, Peer, RpcFailure
 from support.scenes import START, workspace
 
 LONG_AGO = 10**18  # nanoseconds: a time that no clock here can come near
@@ -64,6 +64,32 @@ def test_what_changes_after_it_was_read_is_sent_by_the_next_push(peer: Peer, emu
     assert (again["sent"], again["unchanged"]) == (1, 1)
     assert (there / "f").read_bytes() == changing.read_bytes() != b"old"
     assert peer.call("fs.push", params(changing, other))["unchanged"] == 2
+
+
+@pytest.mark.parametrize("method", ["push", "put"])
+@pytest.mark.parametrize("what", ["a file", "a tree"])
+def test_what_is_gone_before_it_was_read_is_named(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path, method: str, what: str) -> None:
+    here = tmp_path / "here"
+    files = [here] if what == "a file" else [here / "a", here / "b"]
+    for each in files:
+        each.parent.mkdir(exist_ok=True)
+        each.write_text("important")
+    emulator.fault({"stall_before": True}, method="GET", route="/v1/sandboxes/{id}")
+    pair = {"host": str(here), "remote": "d"}
+    asked = peer.send(f"fs.{method}", {"key": DEFAULT_KEY, **(pair if method == "put" else {"files": [pair]})})
+    wait_until(lambda: emulator.faults()[0]["used"], "all was seen, and its sandbox is awaited")
+    for each in files:
+        each.unlink()
+    emulator.drop_connections()
+    if what == "a file" and method == "put":
+        with pytest.raises(RpcFailure) as refused:
+            peer.result(asked)
+        assert refused.value.name == "host_file"
+    else:
+        skipped = peer.result(asked)["skipped"]
+        assert [(each["host"], each["reason"]) for each in skipped] == [(str(each), "missing") for each in files]
+    sync = workspace(emulator) / ".deepinfra-sandboxd" / "sync"
+    assert [name for name in os.listdir(sync) if not name.endswith(".done")] == []
 
 
 def test_a_file_that_is_gone_after_it_was_read_stays_as_it_was_sent(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:

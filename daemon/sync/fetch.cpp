@@ -2,7 +2,8 @@
 //
 // One call in the sandbox packs what is asked for into parts; each part is fetched into a spool
 // file and taken apart on another thread while the next one comes. What comes of it is moved into
-// place when all of it is there.
+// place when all of it is there. Whatever is asked of the file system that it goes to is asked on
+// threads of their own, as a mount may hang.
 #include "base/error.hpp"
 #include "base/id.hpp"
 #include "sync/archive_reader.hpp"
@@ -46,7 +47,9 @@ public:
     asio::awaitable<fetch_result> run() {
         const fs::path target(request_.host);
         // Before a sandbox is started for nothing.
-        if (!fs::is_directory(target.parent_path())) {
+        const bool has_place = co_await shop_->on_its_own(
+            [&target] { return fs::is_directory(target.parent_path()); });
+        if (!has_place) {
             throw rpc_error(error_name::host_file,
                             "there is no directory " + target.parent_path().string());
         }
@@ -115,11 +118,13 @@ private:
             ~dropping() { of.drop_later(lease, operation, there, live); }
         };
         const dropping afterwards{*this, lease, operation, there, shop_->live_in(id)};
-        const fs::path parent = stage_parent(target);
-        check_room(parent, *packed);
-
-        host_stage stage(parent, shop_->stages, operation->text(), shop_->tidy_until);
-        const fs::path arrived = stage.path() / "arrived";
+        const auto stage = co_await shop_->on_its_own([&] {
+            const fs::path parent = stage_parent(target);
+            check_room(parent, *packed);
+            return std::make_unique<host_stage>(parent, shop_->stages, operation->text(),
+                                                shop_->tidy_until);
+        });
+        const fs::path arrived = stage->path() / "arrived";
         fetch_result result;
         std::exception_ptr trouble; // kept, as the stage has to be removed first
         try {
@@ -128,7 +133,7 @@ private:
         } catch (...) {
             trouble = std::current_exception();
         }
-        co_await shop_->on_its_own([&stage] { return stage.remove(); });
+        co_await shop_->on_its_own([&stage] { return stage->remove(); });
         if (trouble) std::rethrow_exception(trouble);
         co_return result;
     }
@@ -274,19 +279,22 @@ private:
                                                                    : skip_reason::unreadable;
             result.skipped.push_back({{}, each.remote, reason, each.text});
         }
-        struct stat status {};
-        if (::lstat(arrived.c_str(), &status) != 0) {
+        check_wanted();
+        const std::optional<std::vector<not_moved>> left =
+            co_await shop_->on_its_own([&]() -> std::optional<std::vector<not_moved>> {
+                struct stat status {};
+                if (::lstat(arrived.c_str(), &status) != 0) return std::nullopt;
+                return move_into_place(arrived, target);
+            });
+        if (!left) {
             const std::string why = result.skipped.empty() ? "" : ": " + result.skipped[0].text;
             throw rpc_error(error_name::sync_failed,
                             "nothing of " + request_.remote + " could be taken over" + why);
         }
-        check_wanted();
-        const std::vector<not_moved> left = co_await shop_->elsewhere(
-            [&arrived, &target] { return move_into_place(arrived, target); });
-        if (!left.empty() && left.front().path.empty()) {
-            throw rpc_error(error_name::in_the_way, target.string() + ": " + left.front().text);
+        if (!left->empty() && left->front().path.empty()) {
+            throw rpc_error(error_name::in_the_way, target.string() + ": " + left->front().text);
         }
-        for (const not_moved& each : left) {
+        for (const not_moved& each : *left) {
             result.files -= std::min(result.files, each.files);
             result.bytes -= std::min(result.bytes, each.bytes);
             result.skipped.push_back({(target / each.path).string(),

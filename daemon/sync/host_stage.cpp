@@ -65,14 +65,21 @@ private:
     }
     static void close(const fs::path& directory, mode_t mode) { ::chmod(directory.c_str(), mode); }
 
+    // As far as it can be read.
+    static std::vector<fs::path> names_in(const fs::path& directory, std::error_code& error) {
+        std::vector<fs::path> names;
+        fs::directory_iterator each(directory, error);
+        for (; !error && each != fs::directory_iterator(); each.increment(error))
+            names.push_back(each->path().filename());
+        return names;
+    }
+
     void merge(const fs::path& from, const fs::path& to, const std::string& shown) {
         std::error_code error;
-        std::vector<fs::path> names;
-        for (const fs::directory_entry& each : fs::directory_iterator(from, error))
-            names.push_back(each.path().filename());
-        for (const fs::path& name : names)
+        for (const fs::path& name : names_in(from, error))
             move(from / name, to / name,
                  shown.empty() ? name.string() : shown + "/" + name.string());
+        if (error) leave(from, shown.empty() ? "." : shown, "not all of it: " + error.message());
     }
 
     void leave(const fs::path& from, const std::string& shown, std::string why) {
@@ -90,8 +97,8 @@ private:
         }
         open_up(at, status.st_mode); // it is in the stage, and goes with it
         std::error_code error;
-        for (const fs::directory_entry& each : fs::directory_iterator(at, error))
-            count(each.path(), into);
+        for (const fs::path& name : names_in(at, error))
+            count(at / name, into);
     }
 };
 
@@ -114,13 +121,14 @@ host_stage::host_stage(const fs::path& parent, fs::path notes, const std::string
 }
 
 host_stage::~host_stage() {
-    if (!removed_) remove();
+    if (!tried_) remove();
 }
 
 bool host_stage::remove() {
-    removed_ = remove_tree(path_, until_);
-    if (removed_) ::unlink(note_.c_str());
-    return removed_;
+    tried_ = true;
+    const bool gone = remove_tree(path_, until_);
+    if (gone) ::unlink(note_.c_str());
+    return gone;
 }
 
 fs::path stage_parent(const fs::path& target) {

@@ -33,7 +33,7 @@ private:
     std::filesystem::path path_;
     std::filesystem::path note_;
     const deadline& until_;
-    bool removed_ = false;
+    bool tried_ = false; // to remove it
 };
 
 // The directory for the stage of what is to be `target`: beside it, or in it where something is

@@ -46,7 +46,7 @@ asio::awaitable<std::optional<made_part>> part_belt::next(std::uint64_t size) {
     }
     const double rate = shop_->upload.rate();
     std::optional<part> content =
-        co_await shop_->elsewhere([&] { return archive_.next(size, rate); });
+        co_await shop_->on_its_own([&] { return archive_.next(size, rate); });
     std::optional<made_part> made;
     if (content) {
         made.emplace();

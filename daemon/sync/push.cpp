@@ -53,7 +53,7 @@ public:
     asio::awaitable<push_result> run() {
         teller_.tell("preparing", 0, std::nullopt);
         plan_.found(
-            co_await shop_->elsewhere([this] { return scan(request_.files, shop_->stopping); }));
+            co_await shop_->on_its_own([this] { return scan(request_.files, shop_->stopping); }));
         const auto record = shop_->known(request_.key);
         if (record) {
             co_await recall(record->sandbox_id);
@@ -100,7 +100,7 @@ private:
     }
 
     asio::awaitable<void> select() {
-        co_await shop_->elsewhere([this] {
+        co_await shop_->on_its_own([this] {
             plan_.select();
             return true;
         });

@@ -70,7 +70,10 @@ private:
             skip(at, skip_reason::unreadable, errno_text(errno));
             return;
         }
-        while (const dirent* each = ::readdir(directory.get())) {
+        for (;;) {
+            errno = 0; // what tells the end from a failure
+            const dirent* const each = ::readdir(directory.get());
+            if (each == nullptr) break;
             const std::string_view name = each->d_name;
             if (name == "." || name == "..") continue;
             place found{at.host + "/", at.remote + "/", at.inside.empty() ? "" : at.inside + "/"};
@@ -87,6 +90,7 @@ private:
                 skip(found, skip_reason::unreadable, errno_text(errno));
             }
         }
+        if (errno != 0) skip(at, skip_reason::unreadable, "not all of it: " + errno_text(errno));
     }
 
     void take(const place& at, const struct stat& status) {

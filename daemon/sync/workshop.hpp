@@ -85,14 +85,14 @@ struct workshop {
     lock_map fetches;
 
     // Runs `what` on another thread. Its exception comes out. It cannot be cancelled: what it works
-    // with is the caller's. For what only the machine itself can delay.
+    // with is the caller's. For the daemon's own files, which only the machine itself can delay.
     template <class F>
     boost::asio::awaitable<std::invoke_result_t<F>> elsewhere(F what) {
         if (!pool) pool.emplace(pool_threads);
         co_return co_await run_on(*pool, what);
     }
-    // ... on a thread that is nobody else's and ends with it: for what may wait for a sandbox, or
-    // takes as long as an archive is large.
+    // ... on a thread that is nobody else's and ends with it: for what may wait for a sandbox,
+    // takes as long as an archive is large, or may be on a mount that hangs.
     template <class F>
     boost::asio::awaitable<std::invoke_result_t<F>> on_its_own(F what) {
         const own_thread mine(apart);

@@ -149,11 +149,17 @@ void report_skipped(const json::object& result, const context& here) {
 
 int run(const context& here, const arguments& given) {
     if (given.positionals().size() != 2) throw usage_error("give SRC and DST", "cp");
+    const auto is_directory = [](const fs::path& path) {
+        std::error_code ignored;
+        return fs::is_directory(path, ignored);
+    };
+    const auto real_path = [](const fs::path& path) {
+        std::error_code none; // the daemon says what is wrong with it
+        const fs::path real = fs::canonical(path, none);
+        return none ? path : real;
+    };
     const copy what = plan_copy(given.positionals()[0], given.positionals()[1], fs::current_path(),
-                                [](const fs::path& path) {
-                                    std::error_code ignored;
-                                    return fs::is_directory(path, ignored);
-                                });
+                                is_directory, real_path);
     json::object params{{"key", key_of(given)},
                         {"host", bytes_value(what.host)},
                         {"remote", bytes_value(what.remote)},

@@ -16,10 +16,14 @@ std::optional<std::string> remote_of(const std::string& given) {
     return given.substr(scheme.size());
 }
 
+// Behind a link ".." is not what the text says, so it stays.
 fs::path full(const std::string& given, const fs::path& here) {
     if (given.empty()) throw usage_error("a path is empty", "cp");
-    fs::path path = (here / given).lexically_normal();
-    return path.has_filename() ? path : path.parent_path();
+    fs::path path;
+    for (const fs::path& each : here / given) {
+        if (!each.empty() && each != ".") path /= each;
+    }
+    return path;
 }
 
 std::string last_name(std::string path) {
@@ -31,7 +35,8 @@ std::string last_name(std::string path) {
 } // namespace
 
 copy plan_copy(const std::string& source, const std::string& destination, const fs::path& here,
-               const std::function<bool(const fs::path&)>& is_directory) {
+               const std::function<bool(const fs::path&)>& is_directory,
+               const std::function<fs::path(const fs::path&)>& real_path) {
     const std::optional<std::string> from = remote_of(source);
     const std::optional<std::string> to = remote_of(destination);
     if (from.has_value() == to.has_value()) {
@@ -39,7 +44,9 @@ copy plan_copy(const std::string& source, const std::string& destination, const 
                           "cp");
     }
     if (to) {
-        copy upload{true, full(source, here).string(), *to};
+        fs::path file = full(source, here);
+        if (file.filename() == "..") file = real_path(file); // that has a name
+        copy upload{true, file.string(), *to};
         const std::string name = last_name(upload.host);
         const std::string last = last_name(*to);
         const bool into = last.empty() || to->ends_with('/') || last == "." || last == ".." ||

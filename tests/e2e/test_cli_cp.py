@@ -54,6 +54,21 @@ def test_a_file_goes_into_a_directory_that_is_there(daemon: Daemon, peer: Peer, 
     assert (workspace(emulator) / "out" / "mine").exists() == (there == "full")
 
 
+def test_dots_behind_a_link_mean_what_they_mean_to_everybody(daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there" / "sub"
+    for directory in (here, there):
+        directory.mkdir(parents=True)
+        (directory.parent / "f").write_text(directory.name)
+    (here / "link").symlink_to(there)
+    (here / "f").write_text("wrong")
+    assert cp(daemon, here, "link/../f", "sandbox:").returncode == 0
+    assert (workspace(emulator) / "f").read_text() == "sub"
+    assert cp(daemon, here, "link/..", "sandbox:").returncode == 0
+    assert (workspace(emulator) / "there" / "f").read_text() == "sub"
+    assert cp(daemon, here, "sandbox:f", "link/../g").returncode == 0
+    assert (tmp_path / "there" / "g").read_text() == "sub" and not (here / "g").exists()
+
+
 def test_what_was_interrupted_changes_nothing_here_any_more(daemon: Daemon, peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     peer.sh("echo sandbox > /workspace/f")
     here = tmp_path / "f"

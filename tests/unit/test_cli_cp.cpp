@@ -9,9 +9,14 @@ using namespace sandboxd::cli;
 namespace {
 
 copy plan(const std::string& source, const std::string& destination) {
-    return plan_copy(source, destination, "/home/ada", [](const std::filesystem::path& path) {
+    const auto is_directory = [](const std::filesystem::path& path) {
         return path == "/home/ada" || path == "/home/ada/dir";
-    });
+    };
+    const auto real_path = [](const std::filesystem::path& path) {
+        CHECK(path == "/home/ada/link/..");
+        return std::filesystem::path("/srv/where-it-leads");
+    };
+    return plan_copy(source, destination, "/home/ada", is_directory, real_path);
 }
 
 std::string up(const std::string& source, const std::string& destination) {
@@ -38,7 +43,10 @@ TEST_CASE("cp: into the sandbox") {
     CHECK(up("/x/f", "sandbox:d.") == "/x/f > d.");
     CHECK(up("/x/f", "sandbox:d/./") == "/x/f > d/./f");
     CHECK(up("dir/", "sandbox:/workspace/other") == "/home/ada/dir > /workspace/other");
-    CHECK(up("../ada/./f", "sandbox:g") == "/home/ada/f > g");
+    CHECK(up("../ada/./f", "sandbox:g") == "/home/ada/../ada/f > g"); // ".." may be behind a link
+    CHECK(up("link/../f", "sandbox:") == "/home/ada/link/../f > f");
+    CHECK(up("link/..", "sandbox:") == "/srv/where-it-leads > where-it-leads");
+    CHECK(up(".//dir//f", "sandbox:g") == "/home/ada/dir/f > g");
     CHECK(up(".", "sandbox:home") == "/home/ada > home");
     CHECK(up("/", "sandbox:all") == "/ > all");
 }
@@ -49,6 +57,7 @@ TEST_CASE("cp: out of the sandbox") {
     CHECK(down("sandbox:/workspace/a/", "new") == "/workspace/a/ > /home/ada/new");
     CHECK(down("sandbox:/workspace/a/", "new/") == "/workspace/a/ > /home/ada/new/a");
     CHECK(down("sandbox:f", "/tmp/g") == "f > /tmp/g");
+    CHECK(down("sandbox:f", "link/../g") == "f > /home/ada/link/../g");
 }
 
 TEST_CASE("cp: what makes no sense is said") {

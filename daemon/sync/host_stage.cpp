@@ -33,6 +33,10 @@ public:
         const bool directory = S_ISDIR(source.st_mode);
         struct stat target {};
         const bool there = ::lstat(to.c_str(), &target) == 0;
+        if (there && is_special(to, target)) {
+            leave(from, shown, "there is a socket, a FIFO or a device of that name");
+            return;
+        }
         const bool both = there && directory && S_ISDIR(target.st_mode);
         const mode_t mode = both ? target.st_mode & 07777 : source.st_mode & 0777;
         // Whoever is not root may not even move one that forbids writing.
@@ -59,6 +63,15 @@ public:
     }
 
 private:
+    // Somebody reads from it or writes to it: it is no older state of what comes.
+    // Nor is a link to such a thing, as /dev/stdout.
+    static bool is_special(const fs::path& path, const struct stat& status) {
+        struct stat behind {};
+        const bool leads = S_ISLNK(status.st_mode) && ::stat(path.c_str(), &behind) == 0;
+        const mode_t mode = leads ? behind.st_mode : status.st_mode;
+        return !S_ISREG(mode) && !S_ISDIR(mode) && !S_ISLNK(mode);
+    }
+
     // Modes that cannot be set show in what cannot be moved then.
     static void open_up(const fs::path& directory, mode_t mode) {
         if ((mode & S_IRWXU) != S_IRWXU) ::chmod(directory.c_str(), (mode & 07777) | S_IRWXU);

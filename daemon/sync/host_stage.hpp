@@ -46,7 +46,8 @@ std::vector<std::filesystem::path> stage_notes(const std::filesystem::path& note
 void sweep_stages(const std::vector<std::filesystem::path>& notes, const deadline& until);
 
 // Moves a file, link or tree `from` to `to`, both on one file system. What is there is replaced
-// file by file, and directories are merged; links there are not followed. Directories that forbid
+// file by file, and directories are merged; links there are not followed, and devices, FIFOs and
+// sockets are left alone. Directories that forbid
 // writing, here or there, are no obstacle as long as they are this user's. One that was there keeps
 // its mode: who may enter it is not for a sandbox to say. Answers what could not be moved, by its
 // path below `to`.

@@ -44,6 +44,27 @@ def test_a_directory_that_cannot_be_read_to_its_end(make_daemon: Callable[..., D
         assert [(each["host"], each["reason"]) for each in fetched["skipped"]] == [(str(back / "sub"), "in_the_way")]
 
 
+@pytest.mark.parametrize("method", ["get", "pull"])
+def test_what_is_no_file_is_not_replaced_by_one(peer: Peer, tmp_path: pathlib.Path, method: str) -> None:
+    peer.sh("mkdir d; echo hi > d/fifo; echo hi > d/f")
+    fifo = tmp_path / "d" / "fifo"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    with pytest.raises(RpcFailure) as refused:
+        call(peer, method, remote="d/fifo", host=str(fifo))
+    assert refused.value.name == "in_the_way"
+    if method == "get":
+        fetched = call(peer, "get", remote="d", host=str(fifo.parent))
+        assert [(each["host"], each["reason"]) for each in fetched["skipped"]] == [(str(fifo), "in_the_way")]
+        assert (fetched["files"], (fifo.parent / "f").read_text()) == (1, "hi\n")
+    assert fifo.is_fifo()
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    with pytest.raises(RpcFailure):
+        call(peer, method, remote="d/f", host=str(link))
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize("method", ["get", "pull", "push"])
 def test_no_mount_that_hangs_delays_the_daemon(make_daemon: Callable[..., Daemon], host_disk: pathlib.Path, tmp_path: pathlib.Path, method: str) -> None:
     mount, log = tmp_path / "may-hang", tmp_path / "log"

@@ -206,6 +206,8 @@ private:
     void skip(const std::string& name, skip_reason reason, std::string text) {
         if (taken_.skipped.size() < most_named) {
             taken_.skipped.push_back({{}, "/" + name, reason, std::move(text)});
+        } else {
+            ++taken_.skipped_more;
         }
     }
 

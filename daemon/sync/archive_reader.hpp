@@ -30,6 +30,7 @@ struct archive_taken {
     std::uint64_t files = 0; // and links
     std::uint64_t bytes = 0;
     std::vector<skipped_path> skipped;
+    std::uint64_t skipped_more = 0; // beyond those
 };
 
 // Both throw std::system_error for the host's own troubles, and rpc_error sync_failed for an

@@ -271,8 +271,12 @@ private:
 
     asio::awaitable<fetch_result> place(const pack_answer& packed, archive_taken taken,
                                         fs::path arrived, fs::path target) {
-        fetch_result result{packed.directory,         taken.files,        taken.bytes, wire_bytes_,
-                            std::move(taken.skipped), packed.skipped_more};
+        fetch_result result{packed.directory,
+                            taken.files,
+                            taken.bytes,
+                            wire_bytes_,
+                            std::move(taken.skipped),
+                            packed.skipped_more + taken.skipped_more};
         for (const pack_answer::left_out& each : packed.skipped) {
             const skip_reason reason = each.reason == "special"    ? skip_reason::special
                                        : each.reason == "changing" ? skip_reason::changing

@@ -224,6 +224,12 @@ def test_nothing_hostile_reaches_the_host(unpacking: Daemon, emulator: Emulator,
     nothing_left(emulator, unpacking, room)
 
 
+def test_what_is_left_out_is_counted_however_much_it_is(peer: Peer, tmp_path: pathlib.Path) -> None:
+    peer.sh("mkdir /workspace/d; cd /workspace/d; for i in $(seq 2500); do ln -s /usr/bin/python3 $i; done")
+    result = get(peer, "d", tmp_path / "d")
+    assert len(result["skipped"]) + result["skipped_more"] == 2500
+
+
 @pytest.mark.parametrize("answer", [
     {"bytes": 3}, {"members": 0}, {"members": 2}, {"members": None}, {"sizes": [10]}, {"sizes": [1 << 40]}, {"sizes": []}, {"sizes": [512]}, {"sizes": ["x"]}, {"bytes": -1}, {"drop": [1.5]}, {"skipped": [1]},
     {"raw": "no json"}, {"raw": "[]"}, {"raw": "{}"}, {"raw": '{"error": "\\u001b[31mred"}'}, {"raw": "x" * 5_000_000},

@@ -119,6 +119,12 @@ void archive_writer::begin_file(const local_entry& entry) {
                             problem.code().message()});
         return;
     }
+    if (file_->hides_its_size()) {
+        file_.reset();
+        skipped_.push_back({entry.host, entry.remote, skip_reason::special,
+                            "it is told to be empty, and is not: a file of the kernel's"});
+        return;
+    }
     stretch_ = 0;
     position_ = 0;
     torn_ = false;

@@ -274,3 +274,5 @@ std::optional<delete_answer> parse_delete(const json::object& answer, std::size_
 }
 
 } // namespace sandboxd::sync
+    const json::value* by_link = answer.if_contains("by_link");
+    out.by_link = by_link != nullptr && by_link->is_bool() && by_link->get_bool();

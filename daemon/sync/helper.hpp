@@ -92,6 +92,7 @@ struct delete_answer {
 };
 
 // The `error` of an answer: "name" or "name: text".
+    bool by_link = false; // some may have had another name, too
 struct helper_error {
     std::string name;
     std::string text;

@@ -50,6 +50,7 @@ def moved_up(directory, top):
 def delete(asked, operation):
     deleted = missing = 0
     failed = []
+    by_link = False
     try:
         gone, again = gone_before(operation, asked["paths"], operation.directory + b"/new-%d" % os.getpid())
     except OSError:  # without room nothing can be kept for a second try
@@ -57,8 +58,10 @@ def delete(asked, operation):
     gone = set(gone)
     for i, path in enumerate(raw(each) for each in asked["paths"]):
         try:
-            if not inside(os.path.dirname(path)):
+            directory = os.path.dirname(path)
+            if not inside(directory):
                 raise Refused("a link leads out of /workspace")
+            by_link = by_link or os.path.realpath(directory) != os.path.realpath(WORKSPACE) + directory[len(WORKSPACE):]
             if remove(path, operation.insist) or (again and i not in gone):
                 deleted += 1
             else:
@@ -67,7 +70,7 @@ def delete(asked, operation):
             raise
         except (OSError, Refused) as problem:
             failed.append([i, "failed", why(problem) if len(failed) < NAMED else ""])
-    return {"deleted": deleted, "missing": missing, "failed": failed}
+    return {"deleted": deleted, "missing": missing, "failed": failed, "by_link": by_link}
 
 
 VERBS["delete"] = once(delete, without_room=True)

@@ -189,6 +189,31 @@ void leave_out_what_has_no_place(scanned& all) {
     all.entries = std::move(kept);
 }
 
+struct found_by {
+    std::size_t entries = 0;
+    std::size_t skipped = 0;
+};
+
+// What one pair had nothing for, and a later one has.
+void forget_what_came_later(scanned& all, const std::vector<found_by>& ends) {
+    if (all.skipped.empty()) return;
+    std::unordered_map<std::string_view, std::size_t> last; // pair, by path
+    for (std::size_t pair = 0, i = 0; pair < ends.size(); ++pair) {
+        for (; i < ends[pair].entries; ++i)
+            last.insert_or_assign(all.entries[i].remote, pair);
+    }
+    std::vector<skipped_path> kept;
+    for (std::size_t pair = 0, i = 0; pair < ends.size(); ++pair) {
+        for (; i < ends[pair].skipped; ++i) {
+            const auto found = last.find(all.skipped[i].remote);
+            if (found == last.end() || found->second <= pair) {
+                kept.push_back(std::move(all.skipped[i]));
+            }
+        }
+    }
+    all.skipped = std::move(kept);
+}
+
 } // namespace
 
 std::string_view to_string(skip_reason reason) noexcept {
@@ -216,10 +241,13 @@ std::string_view to_string(skip_reason reason) noexcept {
 scanned scan(const std::vector<path_pair>& pairs, const std::atomic<bool>& stop) {
     scanned out;
     walker walk(out, stop);
+    std::vector<found_by> ends; // of what each pair has led to
     for (const path_pair& pair : pairs) {
         if (stop) break;
         walk.walk(pair);
+        ends.push_back({out.entries.size(), out.skipped.size()});
     }
+    forget_what_came_later(out, ends);
     // Of two for one place the later counts, as it would if they were pushed one after the other.
     std::stable_sort(out.entries.begin(), out.entries.end(),
                      [](const auto& a, const auto& b) { return a.remote < b.remote; });

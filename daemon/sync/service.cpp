@@ -304,6 +304,7 @@ asio::awaitable<delete_result> service::remove(core::sandbox_key key,
                 if (!left.contains(path)) remembered.forget(path);
             }
             if (known) co_await shop->save(id, remembered);
+            if (answer->by_link && !remembered.entries.empty()) shop->doubt(id);
             co_return result;
         } catch (const sandbox_lost& why) {
             throw_if_overruled(lease, why);

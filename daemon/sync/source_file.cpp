@@ -86,6 +86,11 @@ bool source_file::still_the_same() const {
     return ::fstat(fd_.get(), &status) == 0 && print_of(status) == print_;
 }
 
+bool source_file::hides_its_size() const {
+    char first = 0;
+    return print_.size == 0 && ::pread(fd_.get(), &first, 1, 0) == 1 && still_the_same();
+}
+
 void content_digest::begin(const source_file& file) {
     next_ = 0;
     digest_.take();

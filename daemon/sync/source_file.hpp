@@ -41,6 +41,8 @@ public:
     // How much was read; less than asked for only where the file ended.
     std::size_t read(std::uint64_t offset, std::span<char> into) const;
     bool still_the_same() const; // as when it was opened
+    // As files of /proc do: how much there is of them shows only when they are read.
+    bool hides_its_size() const;
 
 private:
     void find_stretches();

@@ -188,6 +188,21 @@ def devices(tree: pathlib.Path) -> list[str]:
     return ["character", "block"]
 
 
+def test_of_two_for_one_place_only_the_later_is_told_of(peer: Peer, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "f").write_text("f")
+    pairs = [(tmp_path / "nothing", "a"), (tmp_path / "nothing", "b"), (tmp_path / "f", "a"), (tmp_path / "f", "c"), (tmp_path / "nothing", "c")]
+    result = push(peer, *pairs)
+    assert result["sent"] == 2
+    assert [each["remote"] for each in result["skipped"]] == ["/workspace/b", "/workspace/c"]
+
+
+def test_a_file_that_does_not_say_how_long_it_is(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "empty").touch()
+    result = push(peer, (pathlib.Path("/proc/cpuinfo"), "cpuinfo"), (tmp_path / "empty", "empty"))
+    assert [(each["host"], each["reason"]) for each in result["skipped"]] == [("/proc/cpuinfo", "special")]
+    assert result["sent"] == 1 and (workspace(emulator) / "empty").exists() and not (workspace(emulator) / "cpuinfo").exists()
+
+
 def test_devices_are_named_wherever_they_are(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)

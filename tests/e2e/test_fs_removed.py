@@ -77,6 +77,19 @@ def test_one_of_many_trees_is_noticed_when_its_turn_has_come(peer: Peer, emulato
     assert counts(push(peer, *pairs)) == (1, 9)
 
 
+def test_what_was_deleted_by_another_name(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "f").write_text("f")
+    files = [{"host": str(tmp_path / "f"), "remote": "real/f"}]
+    peer.call("fs.push", {"key": DEFAULT_KEY, "files": files})
+    peer.sh("ln -s real /workspace/link")
+    assert peer.call("fs.delete", {"key": DEFAULT_KEY, "remotes": ["link/f"]})["deleted"] == 1
+    assert peer.call("fs.push", {"key": DEFAULT_KEY, "files": files})["sent"] == 1
+    calls = emulator.count(EXEC)
+    peer.call("fs.delete", {"key": DEFAULT_KEY, "remotes": ["nothing"]})  # a name like any other
+    assert peer.call("fs.push", {"key": DEFAULT_KEY, "files": files})["unchanged"] == 1
+    assert emulator.count(EXEC) == calls + 1
+
+
 def test_what_is_still_there_is_somebody_s_work(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     tree = tree_of(tmp_path / "t", "a", "b", "c")
     push(peer, (tree, "p"))

@@ -1,6 +1,7 @@
 #include "sync/archive_input.hpp"
 
 #include "base/error.hpp"
+#include "sync/helper.hpp"
 #include "sys/system_error.hpp"
 
 #include <archive_entry.h>
@@ -17,8 +18,6 @@ constexpr std::size_t piece = 256U << 10;
 // The tar reader may have that much before it asks for a header, so it is little.
 constexpr std::size_t content_at_once = 64U << 10;
 constexpr std::size_t header_at_once = 8U << 10;
-// Two of the longest paths and the longest map that helper.py makes are less than two thirds of it.
-constexpr std::size_t longest_header = 64U << 10;
 
 } // namespace
 

@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::size_t piece = 256U << 10;
 constexpr std::size_t most_links = 1'000'000; // as each takes memory until the end
-constexpr std::size_t most_named = 1000;      // left-out members that are remembered one by one
+constexpr std::size_t most_directories = 1'000'000;
+constexpr std::size_t most_named = 1000; // left-out members that are remembered one by one
 
 [[noreturn]] void broken(const std::string& how) {
     throw rpc_error(error_name::sync_failed, "what the sandbox sent " + how);
@@ -220,6 +221,7 @@ private:
             return;
         }
         if (::archive_entry_filetype(entry) == AE_IFLNK) links_.insert(hash_of(name));
+        if (::archive_entry_filetype(entry) == AE_IFDIR) directories_.insert(hash_of(name));
         const bool file = ::archive_entry_filetype(entry) == AE_IFREG;
         const auto size = static_cast<std::uint64_t>(file ? ::archive_entry_size(entry) : 0);
         if (size > rules_.max_bytes - taken_.bytes) broken("is more than it said");
@@ -243,6 +245,13 @@ private:
         }
         if (below_a_link(name)) return "it is below a link";
         if (::archive_entry_hardlink(entry) != nullptr) return "it is a hard link";
+        const bool is_directory = ::archive_entry_filetype(entry) == AE_IFDIR;
+        // libarchive keeps something for each directory it makes, were it the same again and again.
+        if (!is_directory && directories_.contains(hash_of(name)))
+            return "a directory is called so";
+        if (is_directory && directories_.size() == most_directories) {
+            return "there are too many directories";
+        }
         switch (::archive_entry_filetype(entry)) {
         case AE_IFREG:
             return ::archive_entry_size_is_set(entry) && ::archive_entry_size(entry) >= 0
@@ -327,6 +336,7 @@ private:
     archive_input input_;
     archive_read_handle archive_;
     std::unordered_set<std::size_t> links_; // hashes of the names of those that were taken over
+    std::unordered_set<std::size_t> directories_;
     archive_taken taken_;
 };
 

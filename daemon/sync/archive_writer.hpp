@@ -1,8 +1,8 @@
 // The tar of what is pushed, produced part by part while it is read from disk.
 //
 // Blocking, and used by one thread at a time; never more than a piece of a file is in memory. A
-// file that cannot be opened is left out and named; one that changes while it is read is in the archive, but
-// marked as not to be unpacked. Errors of the spool are std::system_error.
+// file that cannot be opened is left out and named; one that changes while it is read is in the
+// archive, but marked as not to be unpacked. Errors of the spool are std::system_error.
 #pragma once
 
 #include "sync/manifest.hpp"

@@ -90,6 +90,13 @@ bool take_failures(const json::object& from, std::size_t limit, std::vector<help
     return true;
 }
 
+// Of so much content, compressed for nothing at the worst.
+std::uint64_t longest_archive(std::uint64_t bytes, std::uint64_t members) {
+    constexpr std::uint64_t slack = 1U << 20;
+    const std::uint64_t headers = std::min(members, largest / longest_header) * longest_header;
+    return bytes + bytes / 64 + headers + slack;
+}
+
 } // namespace
 
 std::vector<std::string> helper_call(std::string_view verb, std::string arguments) {
@@ -244,11 +251,14 @@ std::optional<pack_answer> parse_pack(const json::object& answer, std::uint64_t 
     out.unpacked = number_of(answer, "unpacked").value_or(0);
     out.members = *members;
     out.skipped_more = *more;
+    std::uint64_t all = 0;
     for (const json::value& each : *sizes) {
         const auto size = number_from(&each);
         if (!size || *size == 0 || *size > part_bytes) return std::nullopt;
         out.sizes.push_back(*size);
+        all += *size;
     }
+    if (all > longest_archive(*bytes, *members)) return std::nullopt;
     if (!take_indices(answer, "drop", out.members, out.drop)) return std::nullopt;
     for (const json::value& each : *skipped) {
         const json::array* fields = each.if_array();
@@ -270,9 +280,9 @@ std::optional<delete_answer> parse_delete(const json::object& answer, std::size_
     if (!deleted || !missing || !take_failures(answer, paths, out.failed)) return std::nullopt;
     out.deleted = *deleted;
     out.missing = *missing;
+    const json::value* by_link = answer.if_contains("by_link");
+    out.by_link = by_link != nullptr && by_link->is_bool() && by_link->get_bool();
     return out;
 }
 
 } // namespace sandboxd::sync
-    const json::value* by_link = answer.if_contains("by_link");
-    out.by_link = by_link != nullptr && by_link->is_bool() && by_link->get_bool();

@@ -70,6 +70,9 @@ struct unpack_answer {
     std::vector<helper_failure> failed;
     bool into = false; // there was such a directory
 };
+// Of one member in an archive that helper.py makes: two of the longest paths and the longest map of
+// a sparse file are less than two thirds of it.
+inline constexpr std::size_t longest_header = 64U << 10;
 struct pack_answer {
     bool directory = false;
     std::uint64_t bytes = 0;    // of content
@@ -89,10 +92,10 @@ struct delete_answer {
     std::uint64_t deleted = 0;
     std::uint64_t missing = 0;
     std::vector<helper_failure> failed;
+    bool by_link = false; // some may have had another name, too
 };
 
 // The `error` of an answer: "name" or "name: text".
-    bool by_link = false; // some may have had another name, too
 struct helper_error {
     std::string name;
     std::string text;

@@ -121,6 +121,25 @@ def test_nothing_more_is_fetched_of_what_is_refused(peer: Peer, emulator: Emulat
     assert emulator.count("GET /v1/sandboxes/{id}/fs/content") < 20
 
 
+def test_no_more_travels_than_what_was_announced_can_take(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    archive = packed([(member("workspace/d"), b"")]).ljust(4 << 20, b"\0")
+    lie(peer, emulator, archive, parts=10, members=1, bytes=0, kind="file")
+    with pytest.raises(RpcFailure) as refused:
+        peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "d"), "max_bytes": 0})
+    assert refused.value.name == "sync_failed"
+    assert emulator.count("GET /v1/sandboxes/{id}/fs/content") == 0
+
+
+def test_a_directory_is_not_made_again_and_again(unpacking: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    directory, file, link = member("workspace/d/x", tarfile.DIRTYPE, mode=0o755), member("workspace/d/x"), member("workspace/d/x", tarfile.SYMTYPE, "y")
+    members = [member("workspace/d", tarfile.DIRTYPE, mode=0o755), directory, file, directory, link, directory]
+    with unpacking.peer() as peer:
+        lie(peer, emulator, packed([(each, b"") for each in members]), members=len(members), bytes=0)
+        got = peer.call("fs.get", {"key": DEFAULT_KEY, "remote": "d", "host": str(tmp_path / "d")})
+    assert [(each["reason"], each["text"]) for each in got["skipped"]] == [("refused", "a directory is called so")] * 2
+    assert (tmp_path / "d" / "x").is_dir()
+
+
 def test_what_is_refused_leaves_no_memory_behind(peer: Peer, daemon: Daemon, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     archive = packed([(member("workspace/d"), os.urandom(300_000)), (member("workspace/d"), b"one too many")])
     lie(peer, emulator, archive, members=1, bytes=300_000)

@@ -88,6 +88,11 @@ TEST_CASE("sync helper: numbers that do not fit what was asked are no answer") {
     fewer.replace(fewer.find("\"members\":4"), 11, "\"members\":3");
     CHECK(!parse_pack(object(fewer), 100)); // there is no fourth one to be dropped
     CHECK(!parse_pack(object(good), 99));   // a part that is larger than it may be
+    std::string more = good;
+    more.replace(more.find("[100,20]"), 8, "[1000000,1000000]");
+    CHECK(!parse_pack(object(more), 1'000'000)); // than such content can take
+    more.replace(more.find("\"bytes\":5"), 9, "\"bytes\":2000000");
+    CHECK(parse_pack(object(more), 1'000'000));
     CHECK(!parse_delete(object(R"({"deleted":1,"missing":-1,"failed":[]})"), 2));
     CHECK(parse_delete(object(R"({"deleted":1,"missing":1,"failed":[]})"), 2)->deleted == 1);
 }

@@ -107,6 +107,7 @@ asio::awaitable<bool> manager::reconcile() {
                !each.second->record.doubts.empty();
     });
     if (!anything && orphans_.empty() && (listed_once_ || options_.fresh_instance)) {
+        compared_as_ = account_.fingerprint();
         co_return true; // nothing to compare, so the cloud need not be asked
     }
     // What is touched while the listing is under way is newer than the listing.

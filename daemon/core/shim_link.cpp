@@ -39,6 +39,11 @@ shim_link::step shim_link::act(action what) const {
     return next;
 }
 
+shim_link::step shim_link::next_post() {
+    run_out_ = !heard_;
+    return act(heard_ ? action::follow : action::run);
+}
+
 shim_link::step shim_link::begin() {
     return installed_ || heard_ ? next_post() : act(action::install);
 }
@@ -64,6 +69,7 @@ shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
 
 // Nothing of the command has been sent yet, so whatever went wrong, it certainly has not run.
 shim_link::step shim_link::on_install_failed(milliseconds now, const cloud::failure& failure) {
+    run_out_ = false;
     if (doubtful_ || heard_) {
         return again(now, failure.message);
     }
@@ -94,6 +100,7 @@ void shim_link::doubt() {
 }
 
 shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure& failure) {
+    run_out_ = false;
     const bool certain = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
     const bool not_there = failure.kind == kind::conflict || failure.kind == kind::not_found;
     if (!heard_ && !doubtful_ && certain) {
@@ -129,11 +136,13 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
 }
 
 shim_link::step shim_link::on_cut(milliseconds now, std::string_view why) {
+    run_out_ = false;
     doubt();
     return again(now, why);
 }
 
 shim_link::step shim_link::on_nonsense(milliseconds now, std::string_view why) {
+    run_out_ = false;
     doubt();
     return puzzled(now, why);
 }
@@ -198,6 +207,7 @@ shim_link::step shim_link::on_let_go() {
 }
 
 shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, bool never_ran) {
+    run_out_ = false;
     if (!never_ran) {
         doubt();
     }
@@ -245,6 +255,7 @@ shim_link::step shim_link::on_frame(milliseconds now, shim_frame frame) {
 shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
     if (note.name == "deepinfra-shim/1") {
         heard_ = true;
+        run_out_ = false;
         spoken_ = true;
         tried_install_ = false;
         greeted_at_ = now;

@@ -92,13 +92,13 @@ public:
     std::uint64_t dropped() const noexcept { return dropped_; } // bytes the sandbox had to give up
     // Lost, because something in this boot of the sandbox has killed its runner.
     bool runner_gone() const noexcept { return runner_gone_; }
-    // Each `run` that was sent has been answered, so none can arrive late: the sandbox may forget
-    // the id.
-    bool certain() const noexcept { return certain_; }
+    // Each `run` that was sent has brought the shim's word, or certainly nothing. So none can
+    // arrive late, and the sandbox may forget the id.
+    bool certain() const noexcept { return certain_ && !run_out_; }
 
 private:
     step act(action what) const;
-    step next_post() const { return act(heard_ ? action::follow : action::run); }
+    step next_post();
     bool long_visit(milliseconds now) const noexcept;
     void doubt(); // a `run` may have taken effect, now or later
     step again(milliseconds now, std::string_view why, milliseconds at_least = milliseconds(0));
@@ -123,6 +123,7 @@ private:
     bool heard_before_ = false; // in an earlier call than this one
     bool doubtful_ = false;     // a `run` may have taken effect
     bool certain_ = true;
+    bool run_out_ = false;                   // what became of the last `run` is still to come
     std::optional<milliseconds> greeted_at_; // in this call
     std::uint64_t came_with_ = 0;            // pos_ when this call began
     bool data_seen_ = false;

@@ -264,6 +264,29 @@ def test_a_cancel_is_not_overtaken_by_a_late_start(peer: Peer, emulator: Emulato
     assert is_dead(emulator)
 
 
+@pytest.mark.parametrize("how, latency_ms", [("cancelled", 2000), ("timed_out", 5000)])
+def test_nothing_forgets_the_claim_while_the_start_may_still_arrive(peer: Peer, emulator: Emulator, how: str, latency_ms: int) -> None:
+    """Its end is told and acknowledged, and the next command would take along that the sandbox may forget it."""
+    peer.sh("true")
+    emulator.fault_exec({"latency_ms": latency_ms})
+    exec_id = peer.start("/bin/sh", "-c", "echo x >>n", **({"timeout_s": 1} if how == "timed_out" else {}))
+    wait_until(lambda: emulator.count(EXEC) >= 3, "it is on its way")
+    if how == "cancelled":
+        assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.started) == (how, "no")
+    for _ in range(2):
+        assert peer.sh("true").returncode == 0
+
+    def arrived() -> list[int | None]:
+        """The codes that the shim's calls to start it have ended with."""
+        return [one["returncode"] for one in emulator.commands() if one["argv"][1:3] == ["run", exec_id]]
+
+    assert arrived() == [], "the start arrives behind all that"
+    wait_until(lambda: arrived() == [0], "it has arrived")
+    assert not (workspace(emulator) / "n").exists()
+
+
 def test_a_cancel_while_the_platform_makes_one_wait(peer: Peer, emulator: Emulator) -> None:
     """429 may last for minutes; the cancel does not. cases.md 16."""
     peer.sh("true")

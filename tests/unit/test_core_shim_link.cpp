@@ -186,6 +186,33 @@ TEST_CASE("shim link: before the first word it is sent again, after it only foll
     }
 }
 
+TEST_CASE("shim link: while a run is out, the sandbox may not forget the id") {
+    shim_link link(true, std::nullopt);
+    CHECK(text_of(link.begin()) == "run");
+    CHECK_FALSE(link.certain());
+    link.on_answering(); // that says only that the platform has taken it
+    CHECK_FALSE(link.certain());
+    link.on_frame(at, greeting());
+    CHECK(link.certain());
+    // Once more, for a runner that died before it started anything.
+    link.on_frame(at, note("lost claim=claimed started=no boot=same"));
+    CHECK(text_of(link.on_waited()) == "run");
+    CHECK_FALSE(link.certain());
+    link.on_answering();
+    link.on_frame(at, greeting());
+    CHECK(link.certain());
+
+    shim_link never(true, std::nullopt);
+    never.begin();
+    CHECK(text_of(never.on_terminal(at, "code 127", true)) == "install");
+    CHECK(never.certain()); // nothing of the shim was executed
+    CHECK(text_of(never.on_installed()) == "run");
+    CHECK_FALSE(never.certain());
+    never.on_answering();
+    CHECK(text_of(never.on_terminal(at, "code 1", false)) == "wait");
+    CHECK_FALSE(never.certain());
+}
+
 TEST_CASE("shim link: once a run is doubtful, no refusal says that nothing has run") {
     for (const kind_of_failure& each : all_kinds) {
         CAPTURE(each.name);

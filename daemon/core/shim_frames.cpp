@@ -2,6 +2,7 @@
 
 #include "base/base64.hpp"
 #include "base/lz4.hpp"
+#include "base/utf8.hpp"
 #include "core/mark_board.hpp"
 
 #include <algorithm>
@@ -177,10 +178,11 @@ std::optional<shim_frame> shim_parser::note_frame(std::string_view line, std::si
         if (none) {
             continue;
         }
-        // A repeated field keeps its first value, so that nothing said later can change it.
+        // A repeated field keeps its first value, so that nothing said later can change it. They go
+        // into texts for people, which must be text whatever the sandbox makes of them.
         note.fields.emplace(equals == std::string_view::npos ? std::string_view{}
                                                              : field.substr(0, equals),
-                            std::move(*value));
+                            repair_utf8(*value));
     }
     if (hello || note.name == "gap") {
         // What a position may be moved to: forward only.

@@ -23,8 +23,9 @@ struct shim_data {
     std::string bytes;        // 1..65536
 };
 
-// Any other frame: its name, and its fields with their values decoded. The first frame of a call
-// has the name "deepinfra-shim/1" and its verb under the key "".
+// Any other frame: its name, and its fields with their values decoded and, where they are not
+// UTF-8, mended. The first frame of a call has the name "deepinfra-shim/1" and its verb under the
+// key "".
 struct shim_note {
     std::string name;
     std::map<std::string, std::string, std::less<>> fields;

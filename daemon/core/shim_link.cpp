@@ -1,5 +1,6 @@
 #include "core/shim_link.hpp"
 
+#include "base/utf8.hpp"
 #include "core/cloud_error.hpp"
 #include "core/shim_outcome.hpp"
 
@@ -28,10 +29,10 @@ constexpr milliseconds least_visit{500};
 
 } // namespace
 
-shim_link::shim_link(bool installed, std::optional<std::uint64_t> from, std::string cwd,
+shim_link::shim_link(bool installed, std::optional<std::uint64_t> from, std::string_view cwd,
                      shim_link_limits limits)
     : limits_(limits), installed_(installed), follow_only_(from.has_value()), heard_(follow_only_),
-      cwd_(cwd.empty() ? "/workspace" : std::move(cwd)), pos_(from.value_or(0)) {}
+      cwd_(cwd.empty() ? "/workspace" : repair_utf8(cwd)), pos_(from.value_or(0)) {}
 
 shim_link::step shim_link::act(action what) const {
     step next;

@@ -54,7 +54,7 @@ public:
 
     // `installed`: the shim is known to be in the sandbox. `from`: follow only, from that position,
     // what was sent before; nothing: a new command. `cwd`: the directory asked for, for people.
-    shim_link(bool installed, std::optional<std::uint64_t> from, std::string cwd = {},
+    shim_link(bool installed, std::optional<std::uint64_t> from, std::string_view cwd = {},
               shim_link_limits limits = {});
 
     // So much goes along that the kernel may refuse to start the shim: that says nothing of it.

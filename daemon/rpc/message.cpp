@@ -1,6 +1,7 @@
 #include "rpc/message.hpp"
 
 #include "base/json_text.hpp"
+#include "base/utf8.hpp"
 
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
@@ -32,11 +33,27 @@ void append(std::string& to, const json::object& object) {
     to += '}';
 }
 
+void append(std::string& to, const json::array& array) {
+    to += '[';
+    for (std::size_t i = 0; i < array.size(); ++i) {
+        to += i == 0 ? "" : ",";
+        append(to, array[i]);
+    }
+    to += ']';
+}
+
 void append(std::string& to, const json::value& value) {
     if (const json::string* text = value.if_string()) {
-        append_json_string(to, *text);
+        // One byte that is no text would cost its reader the whole connection.
+        if (is_utf8(*text)) {
+            append_json_string(to, *text);
+        } else {
+            append_json_string(to, repair_utf8(*text));
+        }
     } else if (const json::object* object = value.if_object()) {
         append(to, *object);
+    } else if (const json::array* array = value.if_array()) {
+        append(to, *array);
     } else {
         to += json::serialize(value);
     }

@@ -1,5 +1,7 @@
 #include "store/exec_format.hpp"
 
+#include "base/utf8.hpp"
+
 #include <boost/json.hpp>
 
 #include <array>
@@ -53,7 +55,7 @@ json::object exit_to_json(const exec_exit& exit) {
     json::object object{{"reason", name_of(reasons, exit.reason)},
                         {"code", nullptr},
                         {"started", name_of(starts, exit.ran)},
-                        {"message", exit.message},
+                        {"message", repair_utf8(exit.message)},
                         {"unconfirmed", exit.kill_unconfirmed}};
     if (exit.returncode) {
         object["code"] = *exit.returncode;

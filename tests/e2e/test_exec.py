@@ -192,6 +192,20 @@ def test_a_missing_directory_is_replaced_and_said_so(peer: Peer) -> None:
     assert (failed.returncode, failed.stderr) == (1, b"") and "/workspace" in failed.message
 
 
+def test_a_missing_directory_whose_name_is_no_text(peer: Peer, daemon: Daemon) -> None:
+    """The message names it, and is text all the same, here and from the journal."""
+    exec_id = peer.start("true", cwd=b64(b"/nowhere/caf\xe9"))
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode) == ("exited", 0)
+    assert "/nowhere/caf\ufffd" in ended.message
+    daemon.kill()
+    daemon.start()
+    with daemon.peer() as next_one:
+        next_one.attach(exec_id)
+        again = next_one.finish(exec_id)
+        assert (again.reason, again.returncode, again.message) == ("exited", 0, ended.message)
+
+
 # -- scripts
 
 

@@ -18,7 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import Exit, Peer
-from support.scenes import CREATE, EXEC, RUNNER, appears, only_id, processes, workspace
+from support.scenes import CREATE, EXEC, FIND_SHIMS, RUNNER, appears, only_id, processes, workspace
 
 MODES = ["keep", "kill_group", "kill_tree"]
 # Counts that it runs, tells that it does, and waits until it may go on; all outside of what the deeds destroy.
@@ -178,6 +178,18 @@ def test_a_disk_that_fills_while_it_prints(peer: Peer, emulator: Emulator, tmp_p
     assert (ended.reason, ended.returncode, ended.dropped_bytes) == ("exited", 0, 0)
     assert ended.stdout.count(b"\n") == 3000000 and ended.stdout.endswith(b"\n3000000\n")
     assert peer.sh("cat /root/ran").stdout == b"x\n"
+
+
+def test_one_that_speaks_to_us_for_another_in_no_text(peer: Peer, emulator: Emulator) -> None:
+    """It finds the process that the platform reads another command's output from, and writes there."""
+    peer.sh("true")
+    exec_id = peer.start(script=PREFACE + "echo precious; exit 9")
+    peer.notification("exec.output", exec_id=exec_id)
+    said = emulator.sh(only_id(emulator), FIND_SHIMS + "echo 'note name=cwd errno=2 cwd=%FF' >/proc/${followers# }/fd/1 && touch /root/go")
+    assert said.terminal == {"returncode": 0}
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("exited", 9, b"precious\n")
+    assert "\ufffd" in ended.message
 
 
 def test_a_claim_that_somebody_wrote_over(peer: Peer, emulator: Emulator) -> None:

@@ -1,6 +1,7 @@
 // How the daemon keeps in touch with a runner: told what happened, what does it do next?
 //
 // The one rule above all: `run` only until the shim's first word, afterwards nothing but `follow`.
+#include "base/utf8.hpp"
 #include "core/shim_link.hpp"
 #include "failures.hpp"
 #include "shim_bench.hpp"
@@ -575,6 +576,22 @@ TEST_CASE("shim link: the working directory that was not there is told with the 
     link.on_frame(at, note("exit reason=exited started=yes code=0"));
     CHECK(exit_of(link) == "exited 0 yes");
     CHECK(link.exit().message.find("/workspace") != std::string::npos);
+}
+
+TEST_CASE("shim link: what it tells is text, whatever bytes it is made of") {
+    shim_link link(true, std::nullopt, "/workspace/caf\xe9");
+    link.begin();
+    link.on_answering();
+    link.on_frame(at, greeting(0, "new"));
+    link.on_frame(at, note("note name=cwd errno=2 cwd=/w%FF"));
+    link.on_frame(at, note("exit reason=exited started=yes code=0"));
+    CHECK(link.exit().message == "the working directory /workspace/caf\xef\xbf\xbd could not be "
+                                 "entered, so this ran in /w\xef\xbf\xbd");
+    shim_link failed = answering();
+    failed.on_frame(at, greeting(0, "none"));
+    failed.on_frame(at, note("error name=spawn_failed errno=11 at=%C3 started=no"));
+    REQUIRE(failed.exit().error);
+    CHECK(is_utf8(failed.exit().error->what()));
 }
 
 TEST_CASE("shim link: after the daemon was started anew it only follows") {

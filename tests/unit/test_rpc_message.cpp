@@ -1,4 +1,5 @@
 // JSON-RPC messages: what is a request, what is answered to what is none, and what ours look like.
+#include "base/utf8.hpp"
 #include "rpc/message.hpp"
 
 #include <boost/json/parse.hpp>
@@ -93,6 +94,15 @@ TEST_CASE("message: answers") {
           "{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"a\":1}}\n");
     CHECK(format_notification("exec.exit", {{"b", "\n"}}) ==
           "{\"jsonrpc\":\"2.0\",\"method\":\"exec.exit\",\"params\":{\"b\":\"\\n\"}}\n");
+}
+
+TEST_CASE("message: bytes that are no text break none") {
+    const json::object odd{{"text", "a\xff"}, {"list", json::array{"\xc3(", 7}}};
+    const std::string line = format_notification("event", odd);
+    CHECK(is_utf8(line));
+    const json::value params = json::parse(line).at("params");
+    CHECK(params ==
+          json::value{{"text", "a\xef\xbf\xbd"}, {"list", json::array{"\xef\xbf\xbd(", 7}}});
 }
 
 TEST_CASE("message: errors carry what programs go by") {

@@ -71,6 +71,14 @@ TEST_CASE("exec journal: every field comes back") {
     CHECK(after->forgotten == before.forgotten);
 }
 
+TEST_CASE("exec journal: a message that is no text costs no record") {
+    exec_record before = ended("a");
+    before.exit.message = "a\xff";
+    const auto after = parse_exec_record(format_exec_record(before));
+    REQUIRE(after);
+    CHECK(after->exit.message == "a\xef\xbf\xbd");
+}
+
 TEST_CASE("exec journal: no part of a line is taken for a record") {
     const std::string line = format_exec_record(ended("a"));
     for (std::size_t size = 0; size < line.size(); ++size) {
@@ -80,7 +88,8 @@ TEST_CASE("exec journal: no part of a line is taken for a record") {
     CHECK_FALSE(parse_exec_record("[1]"));
 }
 
-TEST_CASE("exec journal: the last word counts, a torn tail does not, and nothing after it is lost") {
+TEST_CASE(
+    "exec journal: the last word counts, a torn tail does not, and nothing after it is lost") {
     const test::temp_dir dir;
     const std::filesystem::path file = dir.path() / "execs.journal";
     {

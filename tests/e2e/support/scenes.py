@@ -67,6 +67,15 @@ def processes(emulator: Emulator) -> list[str]:
     return [line for line in every if line and not line.startswith(RUNNER) and not any(each in line for each in ours)]
 
 
+# Sets $runners, the shim's runners in the sandbox, and $followers, those of its processes that the platform reads.
+FIND_SHIMS = f"""
+for p in /proc/[0-9]*; do
+    [ "$(cat $p/comm)" = {RUNNER} ] || continue
+    case $(readlink $p/fd/1) in /dev/null) runners="$runners ${{p#/proc/}}";; *) followers="$followers ${{p#/proc/}}";; esac
+done 2>/dev/null
+"""
+
+
 def without_shim(emulator: Emulator, **match: str) -> None:
     """The next sandbox cannot run the shim, as where /workspace is mounted noexec: its commands are of the attached form.
     Its first call that is of this kind must be the one that looks whether it can."""

@@ -182,7 +182,8 @@
 //     stdin state=S accepted=N written=N
 //         state: open; eof (all is written and closed); closed (by the command: what comes is
 //         thrown away); busy (refused: an earlier chunk is not written); early (refused: OFFSET is
-//         beyond `accepted`); none (no such stdin); ended; lost
+//         beyond `accepted`); none (no such stdin); ended; lost (there is no runner); unanswered
+//         (the runner has not said a word in time, and may take it yet: send it again)
 //     acked id=TEXT state=gone|running
 //     exec id=TEXT state=S pid=N|- age_ms=N descendants=N pos=POS start=POS followed=0|1 code=N|-
 //          signal=N|- reason=R|-

@@ -211,8 +211,13 @@ void verb_stdin(const struct stdin_options* how) {
             fail(error == EPERM ? "socket_foreign" : "socket_failed", error, "connect", false);
         const uint64_t v[] = {how->offset, size, how->eof, 0};
         wire_request(sock, wire_stdin, v, 4, how->id, "", chunk);
-        if (!await(sock, wire_fed, wire_refused, 5000, &head, payload, sizeof payload, &n))
-            fed("lost", 0, 0);
+        if (!await(sock, wire_fed, wire_refused, 5000, &head, payload, sizeof payload, &n)) {
+            // One that is stopped or starved keeps the connection, and may take this yet.
+            struct pollfd one = {sock, POLLIN, 0};
+            if (tries == BUSY_TRIES || poll(&one, 1, 0) == 0) fed("unanswered", 0, 0);
+            wait_for_a_place(sock); // it went away meanwhile: what is known now?
+            continue;
+        }
         if (!is_busy(&head, payload, n) || tries == BUSY_TRIES) break;
         wait_for_a_place(sock);
     }

@@ -12,7 +12,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Exit, Peer, RpcFailure, b64
-from support.scenes import AHEAD, EXEC, PIECE, piece, pour, processes, without_shim, workspace
+from support.scenes import AHEAD, EXEC, FIND_SHIMS, PIECE, only_id, piece, pour, processes, without_shim, workspace
 
 def opened(peer: Peer, *argv: str, **how: Any) -> str:
     return peer.start(*argv, stdin_open=True, **how)
@@ -95,6 +95,21 @@ def test_a_command_that_does_not_read_holds_up_its_writer_alone(peer: Peer) -> N
     assert peer.run("touch", "go").returncode == 0  # another command, its answer and its end pass by
     assert peer.result(requests[-1])["accepted"] == len(data)
     assert hashlib.sha256(data).hexdigest().encode() in peer.finish(exec_id).stdout
+
+
+def test_a_runner_that_stands_still_for_a_while_costs_no_input(peer: Peer, emulator: Emulator) -> None:
+    """Stopped, as by a system that has no time for it, for longer than the shim waits for its answer."""
+    exec_id = opened(peer, "/bin/sh", "-c", 'while read -r line; do echo "got $line"; done; echo over')
+    assert give(peer, exec_id, 0, b"one\n")["accepted"] == 4
+    sandbox = only_id(emulator)
+    assert emulator.sh(sandbox, FIND_SHIMS + "kill -STOP $runners").terminal == {"returncode": 0}
+    late = peer.send("exec.stdin", piece(exec_id, 4, b"two\n"))
+    asked = emulator.count(EXEC)
+    wait_until(lambda: emulator.count(EXEC) >= asked + 2, "it was said again", limit_s=15)
+    assert emulator.sh(sandbox, FIND_SHIMS + "kill -CONT $runners").terminal == {"returncode": 0}
+    assert peer.result(late) == {"accepted": 8, "state": "open"}
+    assert give(peer, exec_id, 8, b"", eof=True)["state"] == "eof"
+    assert peer.finish(exec_id).stdout == b"got one\ngot two\nover\n"
 
 
 def test_too_many_unanswered_pieces_are_refused(peer: Peer, emulator: Emulator) -> None:

@@ -22,6 +22,11 @@ void session::note_end() {
     record_.exit = fsm_.exit();
     record_.exit.message = message();
     record_.output_end = output_end();
+    const core::exec_exit& exit = fsm_.exit();
+    if (exit.output_end ||
+        exit.ran == core::started::no) { // nothing is added to its spool any more
+        spool_.hold_at_most(exit.output_end.value_or(0));
+    }
     keep(core::exec_phase::ended);
 }
 

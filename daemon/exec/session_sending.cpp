@@ -129,6 +129,7 @@ std::shared_ptr<line> session::make_line() {
         return line_from(line_start_, feeds_.front()->attended());
     }
     if (around_.shims.unusable(sandbox_id())) {
+        spool_ = {};
         feeds_.front()->queue_.retain();
         if (around_.marks != nullptr) around_.marks->on_unseen(sandbox_id());
         return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),

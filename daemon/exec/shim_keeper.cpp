@@ -165,7 +165,11 @@ asio::awaitable<shim_reply> shim_keeper::call(std::string sandbox_id, std::vecto
 }
 
 void shim_keeper::note_use(const std::string& sandbox_id, std::uint64_t generation) {
-    at(sandbox_id).presence.on_use(generation, now());
+    place& here = at(sandbox_id);
+    here.presence.on_use(generation, now());
+    if (std::exchange(here.generation, generation) != generation) {
+        here.reserved = std::make_shared<std::uint64_t>(0);
+    }
 }
 
 bool shim_keeper::may_be_there(const std::string& sandbox_id) const {

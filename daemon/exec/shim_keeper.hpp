@@ -31,32 +31,38 @@ struct install_outcome {
     std::string unusable;                  // the shim cannot run there, for this reason
 };
 
-// What one command may have kept of its output in its sandbox. Movable; the share is given back
-// with it.
+// What one command may have kept of its output in its sandbox. Movable; what is still held of the
+// share is given back with it.
 class spool_share {
 public:
     spool_share() = default;
     spool_share(std::shared_ptr<std::uint64_t> reserved, std::uint64_t bytes)
-        : reserved_(std::move(reserved)), bytes_(bytes) {
-        *reserved_ += bytes_;
+        : reserved_(std::move(reserved)), bytes_(bytes), held_(bytes) {
+        *reserved_ += held_;
     }
     spool_share(spool_share&& other) noexcept
-        : reserved_(std::move(other.reserved_)), bytes_(std::exchange(other.bytes_, 0)) {}
+        : reserved_(std::move(other.reserved_)), bytes_(std::exchange(other.bytes_, 0)),
+          held_(std::exchange(other.held_, 0)) {}
     spool_share& operator=(spool_share&& other) noexcept {
         std::swap(reserved_, other.reserved_);
         std::swap(bytes_, other.bytes_);
+        std::swap(held_, other.held_);
         return *this;
     }
-    ~spool_share() {
-        if (reserved_) {
-            *reserved_ -= bytes_;
+    ~spool_share() { hold_at_most(0); }
+    std::uint64_t bytes() const noexcept { return bytes_; } // that the command was given
+    // It will not need more any more.
+    void hold_at_most(std::uint64_t most) noexcept {
+        if (reserved_ && held_ > most) {
+            *reserved_ -= held_ - most;
+            held_ = most;
         }
     }
-    std::uint64_t bytes() const noexcept { return bytes_; }
 
 private:
-    std::shared_ptr<std::uint64_t> reserved_; // of the sandbox
+    std::shared_ptr<std::uint64_t> reserved_; // of the sandbox, in its boot
     std::uint64_t bytes_ = 0;
+    std::uint64_t held_ = 0;
 };
 
 struct keeper_options {
@@ -124,7 +130,9 @@ private:
         install_outcome last;
         std::size_t runners_gone = 0;
         std::vector<std::string> told;
-        std::shared_ptr<std::uint64_t> reserved = std::make_shared<std::uint64_t>(0); // bytes
+        std::uint64_t generation = 0; // last used
+        // Bytes, by commands of that boot. No spool outlives it.
+        std::shared_ptr<std::uint64_t> reserved = std::make_shared<std::uint64_t>(0);
         condition changed;
     };
 

@@ -77,6 +77,19 @@ def test_the_platforms_limit_on_output(daemon: Daemon, emulator: Emulator, kill:
     assert sum("output_limit" in one["ended"] for one in emulator.commands()) == 1
 
 
+def test_what_ended_without_its_client_leaves_room_for_the_output_of_others(daemon: Daemon, emulator: Emulator) -> None:
+    for _ in range(4):
+        with daemon.peer() as peer:
+            for _ in range(10):
+                peer.start(script="echo x")
+    with daemon.peer() as peer:
+        wait_until(lambda: {one["phase"] for one in peer.call("exec.list")["execs"]} == {"done"}, "all have ended")
+        exec_id = peer.start("true")
+        assert peer.finish(exec_id).returncode == 0
+    (argv,) = [one["argv"] for one in emulator.commands() if one["argv"][1:3] == ["run", exec_id]]
+    assert int(argv[argv.index("--spool-cap") + 1]) > 255 << 20
+
+
 def test_acknowledgements_stay_rare_after_a_restart(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         exec_id = peer.start(script="echo up; until [ -e go ]; do sleep 0.01; done; yes | head -c 60000000", window=1 << 20)

@@ -195,3 +195,27 @@ TEST_CASE(
     shares.clear();
     CHECK(b.keeper.share_of_spool("sb_1").bytes() == 256U << 20);
 }
+
+TEST_CASE("shim keeper: of a share only what a spool can still hold is held, in that boot") {
+    bench b({});
+    b.keeper.note_use("sb_1", 1);
+    std::vector<exec::spool_share> shares;
+    for (int i = 0; i < 100; ++i) {
+        shares.push_back(b.keeper.share_of_spool("sb_1"));
+        const std::uint64_t given = shares.back().bytes();
+        CHECK(given > 255U << 20);
+        shares.back().hold_at_most(10);
+        shares.back().hold_at_most(20); // gives nothing back again
+        CHECK(shares.back().bytes() == given);
+    }
+    shares.clear();
+    for (int i = 0; i < 100; ++i) {
+        shares.push_back(b.keeper.share_of_spool("sb_1"));
+    }
+    b.keeper.note_use("sb_1", 1);
+    CHECK(b.keeper.share_of_spool("sb_1").bytes() == exec::shim_keeper::smallest_spool);
+    b.keeper.note_use("sb_1", 2);
+    CHECK(b.keeper.share_of_spool("sb_1").bytes() == 256U << 20);
+    shares.clear(); // those of the boot before
+    CHECK(b.keeper.share_of_spool("sb_1").bytes() == 256U << 20);
+}

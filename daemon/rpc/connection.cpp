@@ -7,6 +7,7 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
@@ -25,6 +26,16 @@ namespace {
 
 constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds slow_request{10}; // worth a line in the log
+
+// They wait for nothing, so none is refused for those that do: commands may wait for an exec.ack.
+constexpr std::array<std::string_view, 7> answered_at_once{
+    "hello",        "daemon.ping", "daemon.status", "daemon.health",
+    "rpc.discover", "exec.ack",    "exec.list"};
+
+bool is_answered_at_once(const std::string& method) {
+    return std::find(answered_at_once.begin(), answered_at_once.end(), method) !=
+           answered_at_once.end();
+}
 
 } // namespace
 
@@ -67,9 +78,12 @@ void connection::close_soon(std::chrono::milliseconds patience) {
 asio::awaitable<void> connection::read() {
     std::array<char, 64U << 10> buffer;
     while (!closed_ && !draining_) {
-        if (pending_ >= max_pending || in_flight_ >= max_in_flight) {
+        if (pending_ >= max_pending) {
             co_await written_.wait();
             continue;
+        }
+        if (waiting_ >= max_waiting) { // some of them may only have had no turn yet
+            co_await asio::post(socket_.get_executor(), asio::use_awaitable);
         }
         bool going_on = true;
         if (const std::optional<std::string_view> line = splitter_.next()) {
@@ -131,7 +145,21 @@ bool connection::take_line(std::string_view line) {
         answer(format_error(problem.id, problem.error));
         return !problem.fatal;
     }
+    const bool waits = !is_answered_at_once(request.method);
+    // Whoever has asked for too much can still end it.
+    const std::size_t most = request.method == "exec.cancel" ? 2 * max_waiting : max_waiting;
+    if (waits && waiting_ >= most) {
+        if (request.answered) {
+            answer(format_error(
+                request.id, rpc_error(error_name::too_many_requests,
+                                      std::to_string(waiting_) +
+                                          " requests of this connection are unanswered; nothing "
+                                          "of this one was done")));
+        }
+        return true;
+    }
     ++in_flight_;
+    waiting_ += waits ? 1 : 0;
     asio::co_spawn(
         socket_.get_executor(),
         [self = shared_from_this(), request = std::move(request)]() mutable {
@@ -183,6 +211,7 @@ asio::awaitable<void> connection::run(request_message request) {
                      std::chrono::duration_cast<std::chrono::seconds>(took).count());
     }
     --in_flight_;
+    waiting_ -= is_answered_at_once(request.method) ? 0 : 1;
     if (request.answered) {
         answer(std::move(line));
     }

@@ -1,10 +1,11 @@
 // One client's connection: reads requests, runs their handlers, writes answers and output.
 //
 // Lifetime: its reader and writer coroutines keep it alive; handlers and commands outlive it.
-// Memory is bounded whatever the client does: one line in, `max_pending` bytes of answers out
-// (beyond that nothing is read from it, and after `write_patience` without progress it is dropped),
-// and each command's window. Output is pulled from the commands one piece at a time, each in its
-// turn, so that a flood of one delays neither another one nor an answer.
+// Memory is bounded whatever the client does: one line in, `max_waiting` requests that wait (what
+// comes beyond is refused, so that an exec.ack or a cancel behind it gets through), `max_pending`
+// bytes of answers out (beyond that nothing is read from it, and after `write_patience` without
+// progress it is dropped), and each command's window. Output is pulled from the commands one piece
+// at a time, each in its turn, so that a flood of one delays neither another one nor an answer.
 //
 // An exec.start is answered before anything is sent about its command, because answers are written
 // before output.
@@ -60,10 +61,10 @@ public:
 
 private:
     static constexpr std::size_t max_pending = 1U << 20;
-    static constexpr std::size_t max_in_flight = 256; // requests without an answer yet
-    static constexpr std::size_t max_told = 1024;     // ends that were not acknowledged yet
-    static constexpr std::size_t piece = 64U << 10;   // bytes of output in one message
-    static constexpr std::size_t batch = 256U << 10;  // bytes in one write
+    static constexpr std::size_t max_waiting = 256;  // requests; more are refused
+    static constexpr std::size_t max_told = 1024;    // ends that were not acknowledged yet
+    static constexpr std::size_t piece = 64U << 10;  // bytes of output in one message
+    static constexpr std::size_t batch = 256U << 10; // bytes in one write
     static constexpr std::chrono::seconds write_patience{60};
 
     boost::asio::awaitable<void> read();
@@ -86,7 +87,8 @@ private:
     bool closed_ = false;
     bool draining_ = false; // nothing more is read; closed once what is pending is written
     bool finished_ = false; // the client has sent its last; closed once all it asked for is written
-    std::size_t in_flight_ = 0;
+    std::size_t in_flight_ = 0;       // requests without an answer yet
+    std::size_t waiting_ = 0;         // of those, the ones that may have to wait for something
     std::size_t pending_ = 0;         // bytes in answers_
     std::deque<std::string> answers_; // complete lines
     std::deque<std::shared_ptr<exec::feed>> ready_;

@@ -17,6 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Peer, RpcFailure
+from support.scenes import workspace
 from support.schema import LINE_LIMIT
 
 KEY = DEFAULT_KEY
@@ -472,6 +473,37 @@ def test_500_pings_at_once_are_answered_in_order(peer: Peer) -> None:
         announce(peer, {**PING, "id": number})
     peer.send_raw(b"".join(json.dumps({**PING, "id": number}).encode() + b"\n" for number in ids))
     assert [peer.read()["id"] for _ in ids] == ids
+
+
+def test_requests_that_wait_hold_up_neither_commands_nor_what_is_answered_at_once(peer: Peer, emulator: Emulator) -> None:
+    """Of one connection: what is too much is refused, and the rest gets through."""
+    peer.sh("true")
+    doomed = peer.start("sleep", "600")
+    emulator.config(boot_ms=600_000)
+    waiting = [peer.send("sandbox.ensure", {"key": {"profile": "other", "task": "t"}, "persistent": False}) for _ in range(257)]
+    with pytest.raises(RpcFailure) as refused:
+        peer.result(waiting[-1])
+    assert (refused.value.name, refused.value.retryable) == ("too_many_requests", True)
+    assert peer.call("daemon.ping") is not None
+    with pytest.raises(RpcFailure) as refused:
+        peer.start("true", exec_id="one-too-many")
+    assert refused.value.name == "too_many_requests"
+    listed = [one["exec_id"] for one in peer.call("exec.list")["execs"]]
+    assert doomed in listed and "one-too-many" not in listed
+    assert peer.call("exec.cancel", {"exec_id": doomed}) == {"confirmed": True}
+    assert peer.finish(doomed).reason == "cancelled"
+
+
+def test_a_command_is_acknowledged_past_requests_that_wait(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start(script="until [ -e go ]; do sleep 0.01; done; head -c 2000000 /dev/zero; exit 7", window=65536)
+    go = workspace(emulator) / "go"
+    emulator.config(boot_ms=600_000)
+    for _ in range(300):
+        peer.send("sandbox.ensure", {"key": {"profile": "other", "task": "t"}, "persistent": False})
+    go.touch()
+    ended = peer.finish(exec_id)
+    assert (ended.returncode, len(ended.stdout)) == (7, 2_000_000)
 
 
 def test_a_half_closed_client_gets_what_it_asked_for(peer: Peer, emulator: Emulator) -> None:

@@ -1,13 +1,29 @@
 #include "exec/registry.hpp"
 
+#include "core/exec_forgetting.hpp"
 #include "core/shim_command.hpp"
 
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
+#include <set>
 #include <utility>
 
 namespace sandboxd::exec {
+namespace {
+
+bool may_run(const core::exec_record& record) {
+    return record.phase == core::exec_phase::sent || record.phase == core::exec_phase::heard;
+}
+
+std::int64_t unix_now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+
+} // namespace
 
 registry::registry(boost::asio::any_io_executor executor, sandbox::manager& manager,
                    sandbox::account& account, registry_options options)
@@ -31,16 +47,24 @@ void registry::restore() {
         return;
     }
     if (records.size() > most) {
-        records.erase(records.begin(), records.end() - static_cast<std::ptrdiff_t>(most));
+        std::vector<const core::exec_record*> over;
+        for (const core::exec_record& record : records) {
+            if (!may_run(record)) {
+                over.push_back(&record);
+            }
+        }
+        const std::set<std::string> gone =
+            core::forgotten_first(std::move(over), records.size() - most, unix_now());
+        std::erase_if(records, [&gone](const core::exec_record& each) {
+            return gone.contains(each.exec_id);
+        });
     }
     if (!records.empty()) {
         journal_.rewrite(records);
     }
     for (core::exec_record& record : records) {
         order_.push_back(record.exec_id);
-        const bool open =
-            record.phase == core::exec_phase::sent || record.phase == core::exec_phase::heard;
-        if (!open) {
+        if (!may_run(record)) {
             over_.emplace(record.exec_id, std::move(record));
             continue;
         }
@@ -178,17 +202,23 @@ void registry::make_room() {
     if (order_.size() < most) {
         return;
     }
-    const auto oldest = std::find_if(order_.begin(), order_.end(), [this](const std::string& id) {
+    std::vector<const core::exec_record*> over;
+    for (const std::string& id : order_) {
         const auto found = sessions_.find(id);
-        return found == sessions_.end() || found->second->settled();
-    });
-    if (oldest == order_.end()) {
+        const core::exec_record* const record = record_of(id);
+        if (record != nullptr && (found == sessions_.end() || found->second->settled())) {
+            over.push_back(record);
+        }
+    }
+    if (over.empty()) {
         throw rpc_error(error_name::too_many_requests,
                         std::to_string(most) + " commands are running; this one has not run");
     }
-    sessions_.erase(*oldest);
-    over_.erase(*oldest);
-    order_.erase(oldest);
+    for (const std::string& id : core::forgotten_first(std::move(over), at_a_time, unix_now())) {
+        sessions_.erase(id);
+        over_.erase(id);
+        std::erase(order_, id);
+    }
 }
 
 } // namespace sandboxd::exec

@@ -1,8 +1,9 @@
 // Finds commands by their id, across the daemon's own death, and forgets those that ended long ago.
 //
 // Owns the sessions and the journal; lives as long as the daemon. A command that is over and that
-// nobody reads any more is kept as its record only. The newest ended ones are remembered, so that
-// an id is never taken for a new one by mistake, and its end can be told again.
+// nobody reads any more is kept as its record only. Those that ended last are remembered, and
+// longer those that nobody was told of, so that an id is never taken for a new one by mistake, and
+// its end can be told again.
 #pragma once
 
 #include "exec/session.hpp"
@@ -58,6 +59,7 @@ private:
     void make_room(); // throws too_many_requests
 
     static constexpr std::size_t most = 4096;     // commands at once, ended ones included
+    static constexpr std::size_t at_a_time = 64;  // forgotten, since looking for them takes long
     static constexpr std::size_t most_idle = 256; // ended ones that are still sessions
 
     surroundings around_;

@@ -300,6 +300,33 @@ def test_a_list_that_an_answer_cannot_hold_says_so_and_has_the_newest(daemon: Da
         peer.call("exec.cancel", {"exec_id": going_on})
 
 
+def test_a_long_command_that_has_just_ended_is_not_forgotten_for_all_that_came_after_it(daemon: Daemon, emulator: Emulator) -> None:
+    """Its client has gone, and thousands were started behind it, and are over and told."""
+    with daemon.peer() as peer:
+        peer.sh("true")
+        longest = peer.start(script="until [ -e go ]; do sleep 0.01; done; echo result; exit 5")
+        wait_until(lambda: peer.call("exec.list")["execs"][-1]["phase"] == "running", "it runs")
+    daemon.kill()
+    lines = [json.loads(line) for line in journal(daemon).read_text().splitlines()]
+    (ended,) = [line for line in lines if line["id"] != longest and line["phase"] == "ended"][-1:]
+    with open(journal(daemon), "a") as more:
+        for n in range(4500):
+            more.write(json.dumps({**ended, "id": f"{n:032}", "profile": "other", "forgotten": True}) + "\n")
+    with daemon.start().peer() as peer:
+        (workspace(emulator) / "go").touch()
+
+        def over() -> bool:
+            return any(one["exec_id"] == longest and one["phase"] == "done" for one in peer.call("exec.list", {"key": DEFAULT_KEY})["execs"])
+
+        wait_until(over, "it has ended")
+        assert peer.sh("exit 4").returncode == 4
+        assert end_of(peer, longest).stdout == b"result\n"
+        with pytest.raises(RpcFailure) as forgotten:
+            peer.attach(f"{0:032}")
+        assert forgotten.value.name == "exec_not_found"
+        peer.attach(f"{4499:032}")
+
+
 def test_the_journal_holds_no_secret_and_is_private(daemon: Daemon) -> None:
     with daemon.peer() as peer:
         peer.run("/bin/sh", "-c", "echo canary-argv", env={"TOKEN": "canary-env"}, stdin="canary-stdin")

@@ -40,7 +40,8 @@ const verb attach_verb{
     .details =
         R"(Shows the output of a command that was started before, from its beginning, and passes its exit
 code on; whoever started it, and whether it still runs or has ended lately. Its output is kept
-until whoever started it has got all of it. Several may watch one command.
+until whoever started it has got all of it; of more than 192 MiB as a rule (less where many commands
+of one sandbox keep theirs) only the later part is. Several may watch one command.
 
 Ctrl-C only leaves: the command goes on. `cancel` ends it.
 

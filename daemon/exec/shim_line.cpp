@@ -1,6 +1,7 @@
 #include "exec/shim_line.hpp"
 
 #include "core/cloud_error.hpp"
+#include "core/spool_release.hpp"
 #include "exec/shim_call.hpp"
 #include "exec/upload.hpp"
 
@@ -30,7 +31,7 @@ constexpr std::chrono::seconds word_takes{15}; // with one that was stalled befo
 constexpr std::chrono::seconds least_farewell{2};
 constexpr int farewell_part = 20;
 constexpr std::chrono::seconds look_at_age_again{1};
-constexpr std::uint64_t spool_part = 4; // so much of the spool is acknowledged at a time
+constexpr std::uint64_t least_room = 4; // of the spool, unless there is less than was planned
 
 std::chrono::milliseconds now() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -293,12 +294,17 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
     co_return outcome;
 }
 
-// Rarely: only for commands that print more than the shim keeps does it matter when.
+std::uint64_t shim_line::spool() const noexcept {
+    return std::max(plan_.spool, shim_keeper::smallest_spool);
+}
+
 void shim_line::acknowledged(std::uint64_t pos, bool only_then) {
     safe_pos_ = std::max(safe_pos_, pos);
-    const std::uint64_t spool = std::max(plan_.spool, shim_keeper::smallest_spool);
-    const bool enough = !only_then && safe_pos_ >= told_pos_ + spool / spool_part;
-    if (enough || (spool_full_ && safe_pos_ > told_pos_)) {
+    if (only_then && !spool_full_) {
+        return;
+    }
+    const std::uint64_t upto = core::release_upto(safe_pos_, release_, spool(), spool_full_);
+    if (std::exchange(release_, upto) < upto) {
         acknowledge_soon();
     }
 }
@@ -311,7 +317,9 @@ void shim_line::note_spool(const core::shim_frame& frame) {
         return;
     }
     if (note->name == "full") {
-        spool_full_ = true;
+        const std::uint64_t kept =
+            note->number("end").value_or(0) - note->number("start").value_or(0);
+        spool_full_ = spool_full_ || note->text("blocked") == "yes" || kept < spool() / least_room;
         acknowledged(safe_pos_, true);
     }
     if (const auto most = note->number("spool"); most && plan_.spool == 0) {
@@ -348,13 +356,12 @@ asio::awaitable<void> shim_line::keep_acknowledging() {
     while (tell_now_ && !closed_ && step_.what != link::action::ended) {
         tell_now_ = false;
         spool_full_ = false; // it may say so again before the answer is here
-        const std::uint64_t pos = safe_pos_;
+        const std::uint64_t pos = release_;
         const told how = co_await send_acknowledgement(pos);
-        if (how == told::yes) {
-            told_pos_ = std::max(told_pos_, pos);
-        } else if (how == told::never) {
+        if (how == told::never) {
             break;
-        } else {
+        }
+        if (how == told::no) {
             tell_now_ = true;
             pause.expires_after(tell_again);
             co_await pause.async_wait(asio::use_awaitable);

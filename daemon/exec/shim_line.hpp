@@ -82,6 +82,7 @@ private:
     boost::asio::awaitable<core::shim_link::step> read();
     boost::asio::awaitable<std::optional<cloud::exec_event>> next_event();
     std::chrono::milliseconds spool_grace() const;
+    std::uint64_t spool() const noexcept;
     void watch_age(std::chrono::milliseconds left);
     void note_spool(const core::shim_frame& frame);
     void note_marks(const core::shim_frame& frame);
@@ -102,8 +103,8 @@ private:
     std::optional<int> uploaded_for_; // which start of it its input was put into the sandbox for
     bool given_up_ = false;           // before anything was sent
     std::uint64_t safe_pos_ = 0;      // with all clients
-    std::uint64_t told_pos_ = 0;      // of that, to the shim, by this line
-    bool spool_full_ = false;         // or half full: it waits for a word before long
+    std::uint64_t release_ = 0;       // of that, what the shim is told to forget, by this line
+    bool spool_full_ = false;         // or there is less room than was planned: it waits for a word
     bool tell_now_ = false;
     bool telling_ = false;
     bool closed_ = false; // nobody reads it any more

@@ -260,6 +260,7 @@ static void handle(int sock, const struct wire* head, const uint8_t* payload, si
         field_u64("pos", pos);
         field_u64("start", head->v[0]);
         field_u64("end", head->v[1]);
+        field("blocked", "yes");
         frame_end();
         ask_next(sock);
         break;

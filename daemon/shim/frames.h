@@ -130,10 +130,12 @@
 // In the middle of run and follow:
 //     gap pos=POS n=N out=N err=N    the N bytes from POS are not kept any more; out and err are
 //                                    the stream offsets after them
-//     full pos=POS start=POS end=POS half of the spool or more waits for an `ack`. POS was sent,
-//                                    start to end is kept. When it is all that there is room for,
-//                                    the command is blocked until an ack comes. Said at most once
-//                                    for each MiB sent, and once after each ack when blocked.
+//     full pos=POS start=POS end=POS [blocked=yes]
+//                                    half of the spool or more waits for an `ack`. POS was sent,
+//                                    start to end is kept. blocked: that is all that there is room
+//                                    for, and the command stands still until an ack comes. Said at
+//                                    most once for each MiB sent, and once after each ack when
+//                                    blocked.
 //     alive pos=POS                  keepalive
 //     note name=cwd errno=N cwd=TEXT --cwd could not be entered; the command runs in `cwd`
 //     acked id=TEXT state=S          an --ack: gone (nothing is left of it), running (kept)

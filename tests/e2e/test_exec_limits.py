@@ -90,6 +90,23 @@ def test_what_ended_without_its_client_leaves_room_for_the_output_of_others(daem
     assert int(argv[argv.index("--spool-cap") + 1]) > 255 << 20
 
 
+def test_who_attaches_when_the_first_has_gone_gets_all_from_the_beginning(daemon: Daemon) -> None:
+    """What that one had read and acknowledged, too."""
+    with daemon.peer() as peer:
+        peer.sh("true")
+        exec_id = peer.start(script="yes 0123456789abcde | head -c 100000000; touch printed; until [ -e go ]; do sleep 0.01; done; exit 3")
+        got = 0
+        while got < 100_000_000:
+            got += len(peer.output(exec_id, 1))
+            peer.send("exec.ack", {"exec_id": exec_id, "offset": got}, notification=True)
+    with daemon.peer(limit_s=60) as peer:
+        peer.attach(exec_id)
+        peer.run("touch", "go")
+        ended = peer.finish(exec_id)
+        assert (ended.returncode, ended.params["dropped_bytes"], len(ended.stdout)) == (3, 0, 100_000_000)
+        assert ended.stdout == b"0123456789abcde\n" * (100_000_000 // 16)
+
+
 def test_acknowledgements_stay_rare_after_a_restart(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         exec_id = peer.start(script="echo up; until [ -e go ]; do sleep 0.01; done; yes | head -c 60000000", window=1 << 20)

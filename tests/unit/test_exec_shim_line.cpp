@@ -168,7 +168,7 @@ TEST_CASE("shim line: a full spool is told at once what is safe, and else nothin
         b.io.restart();
         b.io.run_for(std::chrono::milliseconds(20));
         CHECK(b.verbs.size() == 1);
-        b.line->acknowledged(2, false); // far from a quarter of the spool
+        b.line->acknowledged(2, false); // far from three quarters of the spool
         b.io.restart();
         b.io.run_for(std::chrono::milliseconds(50));
         CHECK(b.verbs.size() == (full ? 2U : 1U));

@@ -47,6 +47,7 @@ struct exec_exit {
         false; // lost, or its processes may have survived the time-out or cancel
     std::optional<std::uint64_t> output_end; // where the runner said that its output ends
     bool more_output = false; // may be in the sandbox: the end was told before its last output
+    bool background = false;  // when its runner told that, some of its processes lived on
 };
 
 struct exec_limits {

@@ -32,6 +32,9 @@ std::optional<exec_exit> told_end(const shim_note& note) {
     } else {
         return std::nullopt;
     }
+    // Of its follower and of `ps`.
+    exit.background =
+        note.number("background").value_or(0) != 0 || note.number("descendants").value_or(0) != 0;
     return exit;
 }
 

@@ -137,14 +137,18 @@ asio::awaitable<bool> session::stop_sandbox() {
 asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
     const auto self = shared_from_this();
     if (fsm_.done()) {
-        // One whose end is not known for sure may still be running: then this is the way to end it.
-        if (fsm_.exit().reason != core::exit_reason::lost && !fsm_.exit().kill_unconfirmed) {
+        // One whose end is not known for sure may still be running, and what it left in the
+        // background is: then this is the way to end it.
+        const core::exec_exit& exit = fsm_.exit();
+        const bool lives_on =
+            exit.background && around_.manager.generation(key()) == record_.generation;
+        if (exit.reason != core::exit_reason::lost && !exit.kill_unconfirmed && !lives_on) {
             co_return cancel_outcome{true, {}};
         }
         const kill_outcome outcome = co_await kill_all(signal);
         const std::string& why = outcome.why;
         const bool confirmed = why.empty();
-        if (confirmed && outcome.reach == core::kill_reach::after_end) {
+        if (confirmed && outcome.reach == core::kill_reach::after_end && !fsm_.certain()) {
             std::optional<core::exec_exit> how = co_await how_it_ended();
             if (how) {
                 how->more_output = true;

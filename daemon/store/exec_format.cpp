@@ -63,6 +63,9 @@ json::object exit_to_json(const exec_exit& exit) {
     if (exit.more_output) {
         object["more_output"] = true;
     }
+    if (exit.background) {
+        object["background"] = true;
+    }
     if (exit.error) {
         object["error"] = info(exit.error->name()).text;
     }
@@ -79,6 +82,7 @@ exec_exit exit_from(const json::object& object) {
     exit.message = json::value_to<std::string>(object.at("message"));
     exit.kill_unconfirmed = object.at("unconfirmed").as_bool();
     exit.more_output = object.contains("more_output");
+    exit.background = object.contains("background");
     if (const json::value* error = object.if_contains("error")) {
         for (const error_info& each : error_table()) {
             if (each.text == std::string_view(error->as_string())) {

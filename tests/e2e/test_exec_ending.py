@@ -344,6 +344,31 @@ def test_a_cancel_of_what_has_ended_by_itself(peer: Peer, emulator: Emulator) ->
     assert is_dead(emulator), processes(emulator)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_cancel_after_the_end_ends_what_it_left_in_the_background(daemon: Daemon, emulator: Emulator, restarted: bool) -> None:
+    with daemon.peer() as peer:
+        peer.sh("true")
+        exec_id = peer.start(script="sleep 600 >/dev/null 2>&1 & echo hi")
+        assert peer.finish(exec_id).stdout == b"hi\n"
+        peer.sh("true")  # takes along that this may be forgotten
+        before = emulator.count(EXEC)
+        plain = peer.start("true")
+        peer.finish(plain)
+        assert peer.call("exec.cancel", {"exec_id": plain}) == {"confirmed": True}
+        assert emulator.count(EXEC) == before + 1
+    if restarted:
+        daemon.kill()
+        daemon.start()
+    with daemon.peer() as peer:
+        emulator.fault_exec({"status": 500, "body": "no"}, times=0)
+        answer = peer.call("exec.cancel", {"exec_id": exec_id})
+        assert not answer["confirmed"] and "could not be ended" in answer["message"]
+        assert not is_dead(emulator)
+        emulator.clear_faults()
+        assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+        assert is_dead(emulator), processes(emulator)
+
+
 def test_an_end_told_in_doubt_is_put_right_for_who_asks_again(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
     peer.sh("true")
     exec_id = peer.start(script="echo hi; until [ -e go ]; do sleep 0.01; done; echo bye; touch ended; exit 3")

@@ -34,6 +34,7 @@ exec_record ended(const std::string& id) {
     record.exit.ran = started::unknown;
     record.exit.message = "why";
     record.exit.kill_unconfirmed = true;
+    record.exit.background = true;
     record.exit.error.emplace(error_name::outcome_unknown, "why");
     record.output_end = 99;
     record.elapsed = milliseconds(42);
@@ -64,6 +65,7 @@ TEST_CASE("exec journal: every field comes back") {
     CHECK(after->exit.ran == before.exit.ran);
     CHECK(after->exit.message == before.exit.message);
     CHECK(after->exit.kill_unconfirmed == before.exit.kill_unconfirmed);
+    CHECK(after->exit.background);
     REQUIRE(after->exit.error);
     CHECK(after->exit.error->name() == error_name::outcome_unknown);
     CHECK(after->output_end == before.output_end);

@@ -81,4 +81,8 @@ std::string upload_path(std::string_view kind, const std::string& exec_id) {
     return "/workspace/.deepinfra-sandboxd/" + std::string(kind) + "-" + exec_id;
 }
 
+std::vector<std::string> remove_upload(const std::string& path) {
+    return {"rm", "-f", "--", path};
+}
+
 } // namespace sandboxd::core

@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::size_t most_waiting = 8;
 constexpr std::chrono::seconds written_wait{20};     // the shim's, for the command to take a piece
+constexpr std::chrono::seconds removal_limit{30};    // the platform's clock for it
 constexpr std::size_t together = 4U << 20;           // bytes handed over at once
 constexpr std::uint64_t most_collected = 100U << 20; // bytes: what one PUT takes (P)
 
@@ -295,13 +296,16 @@ asio::awaitable<void> command_input::send(std::uint64_t offset, core::input_piec
     asio::steady_timer pause(with_.executor);
     const std::uint64_t end = offset + bytes.size();
     const bool asks = bytes.empty() && !piece.eof;
+    std::optional<std::string> aside; // where it lies in the sandbox
     for (bool arrived = false; !arrived && !over();) {
         bool well = true;
         core::input_piece saying = piece;
         if (bytes.size() > core::inline_stdin) {
-            std::optional<std::string> path = co_await put_aside(offset, bytes);
-            well = path.has_value();
-            saying.path = std::move(path).value_or("");
+            if (!aside) {
+                aside = co_await put_aside(offset, bytes);
+            }
+            well = aside.has_value();
+            saying.path = aside.value_or("");
         } else {
             saying.bytes = bytes;
         }
@@ -312,6 +316,10 @@ asio::awaitable<void> command_input::send(std::uint64_t offset, core::input_piec
             if (well) {
                 word = reply.note->text("state");
                 take_report(*reply.note);
+            }
+            // It goes once it is of no use any more, and may be gone where that was not heard.
+            if (reply.note && reply.note->text("state") != "unanswered" && word != "busy") {
+                aside.reset();
             }
         }
         if (word == "busy" && !over()) { // an earlier piece is not written yet: wait for that
@@ -325,6 +333,9 @@ asio::awaitable<void> command_input::send(std::uint64_t offset, core::input_piec
             pause.expires_after(retry.next());
             co_await pause.async_wait(asio::use_awaitable);
         }
+    }
+    if (aside) {
+        co_await take_away(std::move(*aside));
     }
 }
 
@@ -348,6 +359,16 @@ asio::awaitable<std::optional<std::string>> command_input::put_aside(std::uint64
         path.reset();
     }
     co_return path;
+}
+
+// Said once: a sandbox that does not run keeps it.
+asio::awaitable<void> command_input::take_away(std::string path) {
+    std::vector<std::string> argv = core::remove_upload(path);
+    auto sent = co_await with_.account.cloud().exec(sandbox_id_, std::move(argv), removal_limit);
+    with_.account.observe(sent);
+    if (sent.has_value()) {
+        read_to_the_end(with_.executor, std::move(*sent));
+    }
 }
 
 void command_input::take_report(const core::shim_note& note) {

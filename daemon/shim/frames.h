@@ -66,6 +66,7 @@
 //     may be sent again, nothing is fed twice. Without data and --eof it only asks. Returns when
 //     the command's pipe has all of it, or after wait-ms (default 20000); an accepted chunk need
 //     not be sent again then, but the next one is refused (`busy`) until this one is written.
+//     --unlink: PATH goes, unless the state is `busy` or `unanswered`, as then it is to come again.
 // shim ack ID POS [--done]
 //     Output before POS is safe at the daemon and may be forgotten. --done: so is the end of the
 //     command: forget the claim too (nothing happens to it while the command runs). After that the

@@ -205,6 +205,7 @@ void verb_stdin(const struct stdin_options* how) {
         if (error == ECONNREFUSED) {
             struct claim claim;
             const bool over = claim_read(how->id, &claim) == 0 && claim.phase >= phase_exited;
+            if (how->path && how->unlink) unlink(how->path);
             fed(over ? "ended" : "lost", 0, 0);
         }
         if (error)
@@ -224,7 +225,8 @@ void verb_stdin(const struct stdin_options* how) {
     if (head.type == wire_refused) pass_refusal(&head, payload, n);
     struct wire first = head;
     const uint64_t end = how->offset + size;
-    if (how->path && how->unlink && first.v[1] >= end) unlink(how->path);
+    const bool comes_again = first.v[0] == stdin_busy && first.v[1] < end;
+    if (how->path && how->unlink && !comes_again) unlink(how->path);
     if (first.v[0] == stdin_open && first.v[1] >= end && first.v[2] < end &&
         await(sock, wire_fed, wire_refused, how->wait_ms, &head, payload, sizeof payload, &n) &&
         head.type == wire_fed)

@@ -112,6 +112,16 @@ def test_a_runner_that_stands_still_for_a_while_costs_no_input(peer: Peer, emula
     assert peer.finish(exec_id).stdout == b"got one\ngot two\nover\n"
 
 
+def test_a_large_piece_that_nobody_reads_does_not_stay_in_the_sandbox(peer: Peer, emulator: Emulator) -> None:
+    exec_id = opened(peer, "/bin/sh", "-c", "exec <&-; echo closed; until [ -e go ]; do sleep 0.01; done")
+    peer.output(exec_id, 7)
+    assert give(peer, exec_id, 0, b"x" * PIECE)["state"] == "closed"
+    home = workspace(emulator) / ".deepinfra-sandboxd"
+    assert not [each.name for each in home.iterdir() if each.name.startswith("stdin-")]
+    peer.run("touch", "go")
+    assert peer.finish(exec_id).returncode == 0
+
+
 def test_too_many_unanswered_pieces_are_refused(peer: Peer, emulator: Emulator) -> None:
     emulator.config(boot_ms=300)
     exec_id = opened(peer, "cat")

@@ -228,7 +228,14 @@ class Client:
         while True:
             try:
                 paths = daemon.socket_candidates(self._socket_path)
-                return Connection.open(paths, self.timeout, self.lock, self._notified, tick)
+                connection = Connection.open(paths, self.timeout, self.lock, self._notified, tick)
+                if not daemon.is_another(connection.hello.instance, self._socket_path):
+                    return connection
+                with self.lock:
+                    connection.end("it is another daemon's")
+                place = daemon.state_dir()
+                hint = f"start it with: {daemon.PROGRAM} serve --state-dir {place}"
+                raise DaemonNotRunning(f"the daemon of {place} is not running", hint=hint)
             except (DaemonNotRunning, ConnectionLost) as error:
                 again = again or isinstance(error, ConnectionLost)
                 until = max(until, since + self.patience) if again else until

@@ -21,6 +21,7 @@ PROGRAM = "deepinfra-sandboxd"
 KEY_VARIABLE = "DEEPINFRA_API_KEY"
 SOCKET_VARIABLE = "DEEPINFRA_SANDBOXD_SOCKET"
 STATE_VARIABLE = "DEEPINFRA_SANDBOXD_STATE_DIR"
+CONFIG_VARIABLE = "DEEPINFRA_SANDBOXD_CONFIG"
 USUAL_DIRECTORIES = "/usr/local/bin:/usr/bin"  # the PATH of a service may lack where the daemon was installed
 SYSTEMCTL_LIMIT = 5.0  # seconds
 # What a spawned daemon gets of our environment; an agent's other secrets are none of its business.
@@ -32,22 +33,50 @@ def home_dir() -> str:
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
+def _configured(name: str) -> str:
+    """The path that the daemon's configuration file gives the option *name*, or an empty text."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home_dir(), ".config")
+    for line in _text_of(os.environ.get(CONFIG_VARIABLE) or os.path.join(base, PROGRAM, "config.ini")).splitlines():
+        option, _, value = line.partition("#")[0].partition("=")
+        if option.strip() == name:
+            value = value.strip()
+            return os.path.join(home_dir(), value[2:]) if value.startswith("~/") else value
+    return ""
+
+
+def _text_of(path: str) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError, ValueError), open(path, encoding="utf-8") as file:
+        return file.read(1 << 20)
+    return ""
+
+
+def _named_state_dir() -> str:
+    return os.environ.get(STATE_VARIABLE) or _configured("state-dir")
+
+
 def state_dir() -> str:
     """The daemon's state directory, which names the running daemon's socket."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(home_dir(), ".local", "state")
-    return os.environ.get(STATE_VARIABLE) or os.path.join(base, PROGRAM)
+    return _named_state_dir() or os.path.join(base, PROGRAM)
 
 
 def socket_candidates(explicit: str | None = None) -> list[str]:
     """Paths to try in this order. One that was asked for by name is never replaced by another."""
     if named := explicit or os.environ.get(SOCKET_VARIABLE):
         return [named]
-    found = []
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        found.append(os.path.join(runtime, PROGRAM, "rpc.sock"))
-    with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(state_dir(), "socket"), "rb") as file:
-        found.append(file.read().decode().strip())
-    return list(dict.fromkeys(filter(None, [*found, os.path.join(state_dir(), "rpc.sock")])))
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    usual = [os.path.join(runtime, PROGRAM, "rpc.sock")] if runtime else []
+    own = [_text_of(os.path.join(state_dir(), "socket")).strip(), os.path.join(state_dir(), "rpc.sock")]
+    # systemd's socket of a daemon with that state directory that never ran is at the usual place as well
+    found = [_configured("socket"), *(own + usual if _named_state_dir() else usual + own)]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def is_another(instance: str, explicit: str | None = None) -> bool:
+    """Whether the daemon with this id, as its hello tells it, is none of the state directory that was named."""
+    if explicit or os.environ.get(SOCKET_VARIABLE) or not _named_state_dir():
+        return False
+    return _text_of(os.path.join(state_dir(), "instance")).split()[:1] != [instance]
 
 
 def socket_present(explicit: str | None = None) -> bool:
@@ -71,10 +100,10 @@ def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_
 
     Returns before it listens; *tick* is called meanwhile and may end the wait by raising. *enable*:
     systemd is to start it at later logins as well. A socket at a place of its own (*explicit*) is none
-    of systemd's. Raises ``DaemonNotRunning`` when the machine does not let us.
+    of systemd's, nor is a daemon whose state directory our environment names. Raises ``DaemonNotRunning`` when the machine does not let us.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    named = explicit or os.environ.get(SOCKET_VARIABLE)
+    named = explicit or os.environ.get(SOCKET_VARIABLE) or os.environ.get(STATE_VARIABLE)
     try:
         if not named and os.path.exists(os.path.join(runtime, "systemd", "private")):
             verb, units = ["start"], [f"{PROGRAM}.socket"]

@@ -58,7 +58,8 @@ std::string overview() {
     text += R"(
 Each verb explains itself: deepinfra-sandboxd VERB --help
 Options of every verb: --socket PATH, --state-dir PATH (else DEEPINFRA_SANDBOXD_SOCKET,
-DEEPINFRA_SANDBOXD_STATE_DIR, or the usual places). --version tells the version.
+DEEPINFRA_SANDBOXD_STATE_DIR, or the usual places); a state directory means its own daemon only.
+--version tells the version.
 
 exit codes
   exec and attach pass the command's own code on; 124 timed out, 125 daemon or platform failed,

@@ -1,6 +1,7 @@
 #include "cli/connection.hpp"
 
 #include "cli/failure.hpp"
+#include "sys/file.hpp"
 #include "sys/paths.hpp"
 #include "sys/peer.hpp"
 #include "sys/system_error.hpp"
@@ -46,6 +47,16 @@ failure gibberish(const fs::path& socket) {
     return {exit_code::unresponsive,
             "what answers on " + socket.string() + " does not speak the daemon's protocol",
             std::string(look_at_it)};
+}
+
+// Whether the daemon with this id is the one of that directory.
+bool owns(std::string_view instance, const fs::path& state_dir) {
+    try {
+        const auto text = sys::read_file(sys::instance_file(state_dir), 4096);
+        return text && !instance.empty() && text->substr(0, text->find_first_of(" \n")) == instance;
+    } catch (const std::system_error&) {
+        return false; // who cannot read it is told nothing by it
+    }
 }
 
 // Of an exec.output whose bytes follow its line.
@@ -96,9 +107,10 @@ connection::connection(sys::unique_fd fd, fs::path socket)
     : fd_(std::move(fd)), socket_(std::move(socket)) {}
 
 connection connection::open(const std::vector<fs::path>& sockets,
-                            std::chrono::milliseconds patience) {
+                            std::chrono::milliseconds patience,
+                            const std::optional<fs::path>& state_dir) {
     const auto deadline = clock::now() + patience;
-    connection result = begin(sockets, patience);
+    connection result = begin(sockets, patience, state_dir);
     while (!result.take_greeting()) {
         pollfd waiting{result.fd(), POLLIN, 0};
         const int left = milliseconds_until(deadline);
@@ -110,12 +122,14 @@ connection connection::open(const std::vector<fs::path>& sockets,
 }
 
 connection connection::begin(const std::vector<fs::path>& sockets,
-                             std::chrono::milliseconds patience) {
+                             std::chrono::milliseconds patience,
+                             const std::optional<fs::path>& state_dir) {
     const auto deadline = clock::now() + patience;
     std::string tried;
     for (const fs::path& socket : sockets) {
         if (sys::unique_fd fd = connect_to(socket, deadline)) {
             connection result(std::move(fd), socket);
+            result.state_dir_ = state_dir;
             result.hello_ = result.send(
                 "hello", {{"client", "deepinfra-sandboxd-cli/" + std::string(sys::version())},
                           {"protocol", 1},
@@ -140,6 +154,13 @@ bool connection::take_greeting() {
         }
         greeting_ = object_of(*message, "result");
         if (integer_of(greeting_, "protocol") != 1) throw gibberish(socket_);
+        if (state_dir_ && !owns(text_of(greeting_, "instance"), *state_dir_)) {
+            throw failure(exit_code::not_running,
+                          "the daemon of " + state_dir_->string() + " is not running (the one on " +
+                              socket_.string() + " keeps its state elsewhere)",
+                          "start it with `deepinfra-sandboxd serve --state-dir " +
+                              state_dir_->string() + "`");
+        }
         hello_.reset();
     }
     return true;

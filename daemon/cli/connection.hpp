@@ -34,13 +34,16 @@ public:
     static constexpr std::chrono::seconds pulse{5};
 
     // Connects to the first of `sockets` that somebody listens on and says hello, within
-    // `patience`. Throws exit_code::not_running or unresponsive.
+    // `patience`. `state_dir`: the daemon must be the one that keeps its state there. Throws
+    // exit_code::not_running or unresponsive.
     static connection open(const std::vector<std::filesystem::path>& sockets,
-                           std::chrono::milliseconds patience = pulse);
+                           std::chrono::milliseconds patience = pulse,
+                           const std::optional<std::filesystem::path>& state_dir = std::nullopt);
     // The same for a caller with a loop of its own: does not wait for the answer to hello, which
     // take_greeting() is for. `patience`: for a place in the queue of those who connect.
     static connection begin(const std::vector<std::filesystem::path>& sockets,
-                            std::chrono::milliseconds patience);
+                            std::chrono::milliseconds patience,
+                            const std::optional<std::filesystem::path>& state_dir);
 
     // Sends a request and waits for its answer: the result. An error answer is thrown as a failure
     // with exit_code::error.
@@ -79,7 +82,8 @@ private:
 
     sys::unique_fd fd_;
     std::filesystem::path socket_;
-    std::optional<std::int64_t> hello_; // the request, until it is answered
+    std::optional<std::filesystem::path> state_dir_; // that the daemon is to own
+    std::optional<std::int64_t> hello_;              // the request, until it is answered
     json::object greeting_;
     std::int64_t last_id_ = 0;
     std::string buffer_;

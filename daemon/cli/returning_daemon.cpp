@@ -24,7 +24,8 @@ connection* returning_daemon::up() {
         if (now < away_->next_look) return nullptr;
         away_->next_look = now + look_again;
         try {
-            daemon_.emplace(connection::begin(here_.sockets(), look_again));
+            daemon_.emplace(
+                connection::begin(here_.sockets(), look_again, here_.wanted_state_dir()));
         } catch (const failure& why) {
             if (why.code() != exit_code::not_running) throw;
             return nullptr;

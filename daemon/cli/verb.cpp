@@ -63,11 +63,16 @@ std::vector<std::string> arguments::values(const std::string& name) const {
 }
 
 std::vector<std::filesystem::path> context::sockets() const {
-    return sys::client_sockets(env, where.socket, where.state_dir);
+    return sys::client_sockets(env, where);
+}
+
+std::optional<std::filesystem::path> context::wanted_state_dir() const {
+    if (where.socket || !where.state_dir_named) return std::nullopt;
+    return where.state_dir;
 }
 
 connection context::connect(std::chrono::milliseconds patience) const {
-    return connection::open(sockets(), patience);
+    return connection::open(sockets(), patience, wanted_state_dir());
 }
 
 std::span<const flag> common_flags() {

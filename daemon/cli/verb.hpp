@@ -52,6 +52,8 @@ struct context {
 
     // Where the daemon may be listening now.
     std::vector<std::filesystem::path> sockets() const;
+    // Whose daemon it must be, if not just the one that listens there.
+    std::optional<std::filesystem::path> wanted_state_dir() const;
     connection connect(std::chrono::milliseconds patience = connection::pulse) const;
 };
 

@@ -4,6 +4,7 @@
 #include "base/id.hpp"
 #include "store/quarantine.hpp"
 #include "sys/file.hpp"
+#include "sys/paths.hpp"
 
 #include <optional>
 #include <sstream>
@@ -34,7 +35,7 @@ std::string hashed_machine_id() {
 }
 
 instance load_instance(const std::filesystem::path& state_dir, const std::string& machine_id) {
-    const std::filesystem::path file = state_dir / "instance";
+    const std::filesystem::path file = sys::instance_file(state_dir);
     instance found;
     if (const std::optional<std::string> text = read_if_sane(file)) {
         std::istringstream words(*text);

@@ -83,28 +83,34 @@ fs::path default_socket(const environment& env, const fs::path& state_dir) {
     return runtime_socket(env).value_or(state_dir / "rpc.sock");
 }
 
-std::vector<fs::path> client_sockets(const environment& env,
-                                     const std::optional<fs::path>& explicit_socket,
-                                     const fs::path& state_dir) {
-    if (explicit_socket) return {*explicit_socket};
+std::vector<fs::path> client_sockets(const environment& env, const client_settings& where) {
+    if (where.socket) return {*where.socket};
     std::vector<fs::path> sockets;
-    const auto add = [&](const fs::path& socket) {
+    const auto add = [&](const std::optional<fs::path>& socket) {
+        if (!socket) return;
         for (const fs::path& known : sockets) {
-            if (known == socket) return;
+            if (known == *socket) return;
         }
-        sockets.push_back(socket);
+        sockets.push_back(*socket);
     };
-    if (const auto socket = runtime_socket(env)) add(*socket);
+    add(where.configured_socket);
+    if (!where.state_dir_named) add(runtime_socket(env));
     try {
-        if (const auto text = read_file(socket_address_file(state_dir), 4096)) {
+        if (const auto text = read_file(socket_address_file(where.state_dir), 4096)) {
             const std::string line = text->substr(0, text->find('\n'));
             if (!line.empty() && line.front() == '/') add(line);
         }
     } catch (const std::system_error&) {
         // Unreadable is as good as absent: it is only one of several places to look.
     }
-    add(state_dir / "rpc.sock");
+    add(where.state_dir / "rpc.sock");
+    // Last: systemd's socket of a daemon that never ran is here; another directory's daemon may be.
+    add(runtime_socket(env));
     return sockets;
+}
+
+fs::path instance_file(const fs::path& state_dir) {
+    return state_dir / "instance";
 }
 
 fs::path socket_address_file(const fs::path& state_dir) {

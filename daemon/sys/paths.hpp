@@ -47,15 +47,28 @@ std::optional<std::filesystem::path> runtime_socket(const environment&);
 // Where the daemon listens unless told otherwise: the runtime socket, else `<state dir>/rpc.sock`.
 std::filesystem::path default_socket(const environment&, const std::filesystem::path& state_dir);
 
-// Where a client looks, best first. `explicit_socket` (flag, variable or configuration) is then the
-// only one; else the runtime socket, the address that the running daemon left in `<state
-// dir>/socket`, and `<state dir>/rpc.sock`.
-std::vector<std::filesystem::path>
-client_sockets(const environment&, const std::optional<std::filesystem::path>& explicit_socket,
-               const std::filesystem::path& state_dir);
+// What a client is told of the daemon's whereabouts.
+struct client_settings {
+    // Named by flag or variable: there and nowhere else.
+    std::optional<std::filesystem::path> socket;
+    // Of the configuration file: there, unless systemd passed the daemon another.
+    std::optional<std::filesystem::path> configured_socket;
+    std::filesystem::path state_dir;
+    // Somebody chose it: no daemon will do that keeps its state elsewhere.
+    bool state_dir_named = false;
+};
+
+// Where a client looks, best first: a named socket only; else the configured one, the runtime
+// socket, the address that the running daemon left in `<state dir>/socket`, and `<state
+// dir>/rpc.sock`. What a named state directory holds goes before the runtime socket.
+std::vector<std::filesystem::path> client_sockets(const environment&, const client_settings&);
 
 // The file in the state directory that names the running daemon's socket: one line.
 std::filesystem::path socket_address_file(const std::filesystem::path& state_dir);
+
+// The file that holds the id of the daemon of this state directory, as hello tells it: its first
+// word.
+std::filesystem::path instance_file(const std::filesystem::path& state_dir);
 
 // Throws when the kernel could not bind this path: sun_path has room for 107 bytes.
 void check_socket_path(const std::filesystem::path& socket);

@@ -303,17 +303,25 @@ client_settings load_client_settings(std::optional<fs::path> socket_flag,
                                      std::optional<fs::path> state_dir_flag,
                                      const environment& env) {
     std::vector<std::string> ignored;
-    given_values given = read_variables(names, env, ignored);
+    const given_values given = read_variables(names, env, ignored);
+    given_values in_file;
     try {
         if (const auto config = find_config(given, env)) {
-            given.merge(read_config_file(names, config->first, config->second, env));
+            in_file = read_config_file(names, config->first, config->second, env);
         }
     } catch (const config_error&) {
         // The daemon reports it when it starts; what was found before it stands.
     }
-    if (!state_dir_flag) state_dir_flag = path_in(given, "state-dir");
     client_settings result;
-    result.socket = socket_flag ? fs::absolute(*socket_flag) : path_in(given, "socket");
+    if (socket_flag) {
+        result.socket = fs::absolute(*socket_flag);
+    } else if (!state_dir_flag) {
+        result.socket = path_in(given, "socket");
+    }
+    result.configured_socket = path_in(in_file, "socket");
+    if (!state_dir_flag) state_dir_flag = path_in(given, "state-dir");
+    if (!state_dir_flag) state_dir_flag = path_in(in_file, "state-dir");
+    result.state_dir_named = state_dir_flag.has_value();
     result.state_dir = state_dir_flag ? fs::absolute(*state_dir_flag) : default_state_dir(env);
     return result;
 }

@@ -77,11 +77,8 @@ struct settings {
 settings load_settings(const std::vector<std::string>& arguments, const environment& env);
 
 // The part of it that a client needs. Other options in the configuration file are not looked at, so
-// that a mistake there does not keep `status` from working.
-struct client_settings {
-    std::optional<std::filesystem::path> socket; // only if someone named it
-    std::filesystem::path state_dir;
-};
+// that a mistake there does not keep `status` from working. A flag goes before a variable here,
+// too: a state directory of a flag before the socket of a variable.
 client_settings load_client_settings(std::optional<std::filesystem::path> socket_flag,
                                      std::optional<std::filesystem::path> state_dir_flag,
                                      const environment& env);

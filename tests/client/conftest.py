@@ -36,6 +36,7 @@ def clean_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("deepinfra_sandboxd.daemon.USUAL_DIRECTORIES", str(tmp_path / "usual"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("DEEPINFRA_SANDBOXD_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     if REAL is None:  # the stub needs no more of this Python than its name
         monkeypatch.setattr(tarfile, "data_filter", getattr(tarfile, "data_filter", None), raising=False)
     home = tmp_path / "hermes-home"

@@ -323,8 +323,10 @@ def test_systemd_is_asked_first_where_there_is_a_user_manager(user_manager: Path
 
 
 @pytest.fixture
-def user_manager(programs: Path) -> Path:
+def user_manager(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with systemd, of which ``programs`` has no systemctl yet; where its socket would be."""
+    monkeypatch.delenv("DEEPINFRA_SANDBOXD_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
     runtime = Path(os.environ["XDG_RUNTIME_DIR"])
     (runtime / "systemd").mkdir(parents=True)
     (runtime / "systemd" / "private").touch()

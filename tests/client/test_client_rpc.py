@@ -70,8 +70,12 @@ def test_a_socket_left_by_a_dead_daemon_is_not_running(tmp_path: Path) -> None:
         Client(str(tmp_path / "left.sock")).hello()
 
 
-def test_the_address_is_looked_for_in_order(fake: FakeDaemon, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_the_address_is_looked_for_in_order(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DEEPINFRA_SANDBOXD_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    state = tmp_path / "deepinfra-sandboxd"
     state.mkdir()
     with pytest.raises(DaemonNotRunning):
         Client().hello()

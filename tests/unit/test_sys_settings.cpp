@@ -283,11 +283,51 @@ TEST_CASE("client settings: a mistake in the file does not keep status from work
     CHECK(load_client_settings({}, {}, here.env).state_dir ==
           here.path / ".local/state/deepinfra-sandboxd");
     here.config("socket = /tmp/s.sock\nidle-stop = soon\n");
-    CHECK(load_client_settings({}, {}, here.env).socket == "/tmp/s.sock");
+    CHECK(load_client_settings({}, {}, here.env).configured_socket == "/tmp/s.sock");
     CHECK(load_client_settings("/flag.sock", {}, here.env).socket == "/flag.sock");
     here.config("unknown = 1\n");
     here.env.variables["DEEPINFRA_SANDBOXD_STATE_DIR"] = "/s";
     CHECK(load_client_settings({}, {}, here.env).state_dir == "/s");
+}
+
+TEST_CASE("client settings: where a daemon is looked for") {
+    using paths = std::vector<fs::path>;
+    scratch here;
+    here.env.variables["XDG_RUNTIME_DIR"] = "/run/user/7";
+    const fs::path usual = here.path / ".local/state/deepinfra-sandboxd";
+    const fs::path runtime = "/run/user/7/deepinfra-sandboxd/rpc.sock";
+    fs::create_directories(here.path / "s");
+    std::ofstream(here.path / "s/socket") << "/left.sock\n";
+    const fs::path named = here.path / "s";
+    const auto places = [&](std::optional<fs::path> socket = {},
+                            std::optional<fs::path> state_dir = {}) {
+        return client_sockets(here.env, load_client_settings(socket, state_dir, here.env));
+    };
+
+    SUBCASE("the usual places") {
+        CHECK(places() == paths{runtime, usual / "rpc.sock"});
+        CHECK(!load_client_settings({}, {}, here.env).state_dir_named);
+    }
+    SUBCASE("a socket that is named is the only one") {
+        CHECK(places("/flag.sock") == paths{"/flag.sock"});
+        here.env.variables["DEEPINFRA_SANDBOXD_SOCKET"] = "/variable.sock";
+        CHECK(places() == paths{"/variable.sock"});
+    }
+    SUBCASE("what a named state directory holds goes first") {
+        const paths of_it{"/left.sock", named / "rpc.sock", runtime};
+        CHECK(places({}, named) == of_it);
+        here.env.variables["DEEPINFRA_SANDBOXD_STATE_DIR"] = named;
+        CHECK(places() == of_it);
+        CHECK(load_client_settings({}, {}, here.env).state_dir_named);
+        here.env.variables["DEEPINFRA_SANDBOXD_SOCKET"] = "/variable.sock";
+        CHECK(places() == paths{"/variable.sock"});
+        CHECK(places({}, named) == of_it); // a flag goes before a variable
+    }
+    SUBCASE("the configuration file's") {
+        here.config("state-dir = ~/s\nsocket = /file.sock\n");
+        CHECK(places() == paths{"/file.sock", "/left.sock", named / "rpc.sock", runtime});
+        CHECK(load_client_settings({}, {}, here.env).state_dir_named);
+    }
 }
 
 TEST_CASE("help names every option with its default") {

@@ -1,5 +1,7 @@
 #include "cli/verb.hpp"
 
+#include "sys/options.hpp"
+
 #include <boost/json/serialize.hpp>
 #include <boost/program_options.hpp>
 
@@ -100,6 +102,8 @@ arguments parse(const verb& of, const std::vector<std::string>& given) {
                 values.push_back(option.value.empty() ? std::string() : option.value.front());
             }
         }
+    } catch (const po::unknown_option& error) {
+        throw usage_error(sys::without_value(error.what()), std::string(of.name));
     } catch (const po::error& error) {
         throw usage_error(error.what(), std::string(of.name));
     }

@@ -36,6 +36,16 @@ std::string trimmed(const std::string& text) {
                : text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
+// The line's name, if it could be an option's: anything else may be a key that was pasted there.
+std::string quoted_name(const std::string& line) {
+    const std::string name = trimmed(line.substr(0, line.find('=')));
+    const bool plain = name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") == std::string::npos;
+    return plain && name.size() <= 32 ? " \"" + name + "\"" : "";
+}
+
+constexpr std::string_view key_goes_elsewhere =
+    " (the API key goes into a file of its own, see api-key-file)";
+
 // A path of the working directory's; an empty one stays empty.
 std::string absolute(const std::string& path) {
     return path.empty() ? path : fs::absolute(path).lexically_normal().string();
@@ -70,10 +80,17 @@ given_values read_flags(std::span<const option_name> names,
             // The last one wins, so that a wrapper's default can be overridden.
             given[option.string_key] = {std::move(value), "--" + option.string_key};
         }
+    } catch (const po::unknown_option& error) {
+        throw config_error(without_value(error.what()));
     } catch (const po::error& error) {
         throw config_error(error.what());
     }
     return given;
+}
+
+std::string without_value(const std::string& unknown_flag) {
+    const auto equals = unknown_flag.find('=');
+    return equals == std::string::npos ? unknown_flag : unknown_flag.substr(0, equals) + "'";
 }
 
 given_values read_variables(std::span<const option_name> names, const environment& env,
@@ -110,7 +127,7 @@ given_values read_config_file(std::span<const option_name> names, const fs::path
         line = trimmed(line);
         if (line.starts_with(';')) continue;
         if (line.starts_with('[')) {
-            throw config_error(source + ": sections are not used here: " + line);
+            throw config_error(source + ": sections are not used here");
         }
         try {
             std::istringstream one_line(line);
@@ -132,8 +149,12 @@ given_values read_config_file(std::span<const option_name> names, const fs::path
                                        earlier->second.source);
                 }
             }
-        } catch (const po::error& error) {
-            throw config_error(source + ": " + error.what());
+        } catch (const po::unknown_option&) {
+            throw config_error(source + ": there is no such option" + quoted_name(line) +
+                               std::string(key_goes_elsewhere));
+        } catch (const po::error&) { // its text repeats the line
+            throw config_error(source + ": not of the form name = value" +
+                               std::string(key_goes_elsewhere));
         }
     }
     return given;

@@ -29,6 +29,9 @@ using given_values = std::map<std::string, given_value, std::less<>>;
 
 // Each throws config_error for a name it does not know. Relative paths are taken from the working
 // directory in flags and variables, and refused in the file; "~/" there is the user's home.
+//
+// What is not understood is not repeated, but for what could be an option's name: it may be the API
+// key, and these texts get into logs.
 given_values read_flags(std::span<const option_name>, const std::vector<std::string>& arguments);
 given_values read_config_file(std::span<const option_name>, const std::filesystem::path& file,
                               const std::string& content, const environment&);
@@ -37,6 +40,9 @@ given_values read_config_file(std::span<const option_name>, const std::filesyste
 // shared with other programs, some of them newer than this one.
 given_values read_variables(std::span<const option_name>, const environment&,
                             std::vector<std::string>& notices);
+
+// Boost's text about a flag that it does not know, without the value behind "=".
+std::string without_value(const std::string& unknown_flag);
 
 // "idle-stop" -> "DEEPINFRA_SANDBOXD_IDLE_STOP".
 std::string variable_of(std::string_view option);

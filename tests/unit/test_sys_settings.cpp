@@ -134,6 +134,19 @@ TEST_CASE("settings: every error names its source") {
         here.config("state-dir = relative\n");
         CHECK(contains(here.error(), ":1: state-dir must be an absolute path"));
     }
+    SUBCASE("but never what may be a key") {
+        for (const char* line : {"api-key CANARY1", "api-key = CANARY1", "api-key: CANARY1",
+                                 "CANARY1", "CANARY1=", "[CANARY1]", "canary= CANARY1"}) {
+            CAPTURE(line);
+            here.config("plan = small\n" + std::string(line) + "\n");
+            const std::string error = here.error();
+            CHECK(contains(error, here.config_path() + ":2: "));
+            CHECK(!contains(error, "CANARY1"));
+        }
+        here.config("");
+        CHECK(contains(here.error({"--api-key=CANARY1"}), "--api-key'"));
+        CHECK(!contains(here.error({"--api-key=CANARY1"}), "CANARY1"));
+    }
     SUBCASE("a named file that is not there") {
         CHECK(contains(here.error({"--config", "/nonexistent/x.ini"}), "--config"));
     }

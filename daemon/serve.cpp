@@ -126,6 +126,10 @@ int serve(const sys::settings& settings) {
     }
 
     sys::listener listener = sys::listener::open(settings.socket, settings.state_dir);
+    if (!listener.trouble().empty()) {
+        spdlog::error("{}: clients that look there for the socket do not find it",
+                      listener.trouble());
+    }
     sandbox::account account(executor, settings.base_url, settings.api_key, settings.state_dir);
     sandbox::manager manager(
         executor, account, store,

@@ -47,7 +47,11 @@ instance load_instance(const std::filesystem::path& state_dir, const std::string
         // that differ show that this is another one.
         if (plausible && (machine == machine_id || machine.empty() || machine_id.empty())) {
             if (machine.empty() && !machine_id.empty()) {
-                sys::atomic_write(file, found.id + " " + machine_id + "\n");
+                try {
+                    sys::atomic_write(file, found.id + " " + machine_id + "\n");
+                } catch (const std::system_error&) {
+                    // A later start does it: a full disk must not keep this one from reaping.
+                }
             }
             return found;
         }

@@ -150,8 +150,25 @@ listener listener::open(const fs::path& socket, const fs::path& state_dir) {
         bound_socket own = bind_own(socket);
         return {std::move(own.fd), socket, std::move(own.pin)};
     }();
-    atomic_write(socket_address_file(state_dir), result.path_.string() + "\n");
+    result.announce(state_dir);
     return result;
+}
+
+// Most start with the file as it is; and where nothing can be written, such as on a full disk,
+// those who find the socket without it are still served, and sandboxes still stopped when idle.
+void listener::announce(const fs::path& state_dir) {
+    const fs::path file = socket_address_file(state_dir);
+    const std::string line = path_.string() + "\n";
+    try {
+        if (read_file(file, line.size()) == line) return;
+    } catch (const std::system_error&) {
+        // Of whatever is there: it is replaced.
+    }
+    try {
+        atomic_write(file, line);
+    } catch (const std::system_error& error) {
+        trouble_ = error.what();
+    }
 }
 
 listener::~listener() {

@@ -16,8 +16,8 @@ namespace sandboxd::sys {
 class listener {
 public:
     // systemd's socket if LISTEN_PID is this process (and takes LISTEN_* out of the environment),
-    // else one bound to `socket`. Writes the address to `<state dir>/socket`. Throws
-    // std::runtime_error or std::system_error; the text says what to do.
+    // else one bound to `socket`. Writes the address to `<state dir>/socket`, or says in trouble()
+    // why not. Throws std::runtime_error or std::system_error; the text says what to do.
     static listener open(const std::filesystem::path& socket,
                          const std::filesystem::path& state_dir);
 
@@ -31,13 +31,18 @@ public:
     [[nodiscard]] int release_fd() noexcept { return fd_.release(); }
     const std::filesystem::path& path() const noexcept { return path_; }
     bool from_systemd() const noexcept { return !pin_; }
+    // Why the address could not be written down; empty if it was.
+    const std::string& trouble() const noexcept { return trouble_; }
 
 private:
     listener(unique_fd fd, std::filesystem::path path, unique_fd pin)
         : fd_(std::move(fd)), path_(std::move(path)), pin_(std::move(pin)) {}
 
+    void announce(const std::filesystem::path& state_dir);
+
     unique_fd fd_;
     std::filesystem::path path_;
+    std::string trouble_;
     // O_PATH descriptor of the socket file, which keeps its inode number from being given to
     // another. None: not ours.
     unique_fd pin_;

@@ -62,11 +62,12 @@ instance_lock::instance_lock(const std::filesystem::path& state_dir) {
         // one.
         if (!still_there(fd.get(), file)) continue;
 
+        // Over the last one's, which takes no space on a full disk. It is for people: without it
+        // the lock is as good.
         const std::string pid = std::to_string(::getpid()) + "\n";
-        if (::ftruncate(fd.get(), 0) != 0 ||
-            ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-            throw_errno("cannot write " + file.string());
-        }
+        const bool written =
+            ::pwrite(fd.get(), pid.data(), pid.size(), 0) == static_cast<ssize_t>(pid.size());
+        (void)!::ftruncate(fd.get(), written ? static_cast<off_t>(pid.size()) : 0);
         fd_ = std::move(fd);
         return;
     }

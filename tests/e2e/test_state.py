@@ -678,6 +678,25 @@ def test_a_key_file_that_is_not_fit_is_refused(tmp_path: pathlib.Path, emulator:
     assert said in told and str(file) in told
 
 
+FULL = 'cp -a "$0" "$0.on" && mount -t tmpfs -o size=1m,mode=700 none "$0" && cp -a "$0.on/." "$0" && ! cat /dev/zero >"$0/fill" && exec "$@"'
+
+
+def test_a_full_disk_keeps_no_daemon_from_stopping_what_is_idle(make_daemon: Make, emulator: Emulator) -> None:
+    daemon = make_daemon(idle_stop=1).start()
+    with_sandbox(daemon)
+    daemon.kill()
+    rights = () if os.geteuid() == 0 else ("-r",)
+    probe = subprocess.run(["unshare", *rights, "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no private mounts here: {probe.stderr.decode()}")
+    daemon.prefix = ("unshare", *rights, "-m", "sh", "-c", FULL, str(daemon.state_dir))
+    daemon.start()
+    wait_until(lambda: [one["state"] for one in emulator.sandboxes()] == ["stopped"], "the idle sandbox is stopped")
+    with daemon.peer() as peer:
+        assert peer.status()["daemon"]["pid"] == daemon.pid
+        assert "state_unwritable" in health(peer)
+
+
 def test_a_state_of_an_older_daemon_is_read(daemon: Daemon, emulator: Emulator) -> None:
     """As the first version wrote it: without costs, owners and doubts."""
     first = with_sandbox(daemon)

@@ -200,6 +200,20 @@ TEST_CASE("the listener: modes, address file, removal") {
     CHECK(!fs::exists(socket));
 }
 
+TEST_CASE("the listener: it serves also where its address cannot be written down") {
+    const scratch here;
+    const fs::path socket = here.path / "rpc.sock";
+    fs::create_directory(here.path / "socket.tmp"); // stands in the way
+    {
+        const listener listening = listener::open(socket, here.path);
+        CHECK(contains(listening.trouble(), "socket.tmp"));
+        const unique_fd client(connect_to(socket));
+        CHECK(client.get() >= 0);
+    }
+    std::ofstream(here.path / "socket") << socket.string() << "\n";
+    CHECK(listener::open(socket, here.path).trouble().empty()); // nothing is to be written
+}
+
 TEST_CASE("the listener: a stale socket is replaced") {
     const scratch here;
     const fs::path socket = here.path / "rpc.sock";

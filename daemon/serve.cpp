@@ -31,6 +31,7 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <utility>
 
 namespace sandboxd {
 namespace asio = boost::asio;
@@ -42,6 +43,9 @@ constexpr std::chrono::milliseconds farewell{
 
 // A daemon without a request for so long, or up to twice as long, gives its memory back.
 constexpr std::chrono::seconds quiet{10};
+
+// A socket that vanished is back after so long.
+constexpr std::chrono::seconds look_at_socket{5};
 
 // Nothing in the background may end but by being told to.
 void must_not_fail(std::exception_ptr problem) {
@@ -71,6 +75,35 @@ asio::awaitable<void> rest_when_quiet(rpc::services& parts) {
         } while (parts.requests != seen || parts.execs.running() > 0);
         sys::give_back_memory();
         co_await parts.asked.wait();
+    }
+}
+
+// Clients that come anew need the socket's file; the lock keeps any other daemon from taking over.
+asio::awaitable<void> stay_reachable(sys::listener& listener, rpc::services& parts,
+                                     rpc::server& server) {
+    asio::steady_timer pause(co_await asio::this_coro::executor);
+    std::string told;
+    for (;;) {
+        pause.expires_after(look_at_socket);
+        co_await pause.async_wait(asio::use_awaitable);
+        if (parts.stopping) {
+            co_return;
+        }
+        if (listener.reachable()) {
+            continue;
+        }
+        try {
+            listener.bind_again(parts.state_dir);
+            server.move_to(listener.release_fd());
+            parts.socket = listener.path();
+            told.clear();
+            spdlog::warn("the socket was removed; listening on {}", listener.path().string());
+        } catch (const std::exception& problem) {
+            if (std::exchange(told, problem.what()) != problem.what()) {
+                spdlog::error("the socket {} was removed, and no client can connect: {}",
+                              listener.path().string(), problem.what());
+            }
+        }
     }
 }
 
@@ -177,6 +210,9 @@ int serve(const sys::settings& settings) {
                    asio::bind_cancellation_slot(stop_background.slot(), must_not_fail));
     asio::co_spawn(context, server.run(), must_not_fail);
     asio::co_spawn(context, rest_when_quiet(parts), must_not_fail);
+    if (!listener.from_systemd()) {
+        asio::co_spawn(context, stay_reachable(listener, parts, server), must_not_fail);
+    }
     asio::co_spawn(
         context, stop_when_told(context, signals, parts, server, service_manager, stop_background),
         must_not_fail);

@@ -1,5 +1,6 @@
 #include "cli/verb.hpp"
 
+#include "sys/lock.hpp"
 #include "sys/options.hpp"
 
 #include <boost/json/serialize.hpp>
@@ -74,7 +75,23 @@ std::optional<std::filesystem::path> context::wanted_state_dir() const {
 }
 
 connection context::connect(std::chrono::milliseconds patience) const {
-    return connection::open(sockets(), patience, wanted_state_dir());
+    const std::vector<std::filesystem::path> tried = sockets();
+    try {
+        return connection::open(tried, patience, wanted_state_dir());
+    } catch (const failure& why) {
+        const pid_t owner =
+            why.code() == exit_code::not_running ? sys::lock_owner(where.state_dir) : 0;
+        if (owner == 0) throw;
+        std::string all;
+        for (const std::filesystem::path& socket : tried)
+            all += (all.empty() ? "" : ", ") + socket.string();
+        const std::string pid = std::to_string(owner);
+        throw failure(exit_code::not_running,
+                      "the daemon (pid " + pid + ") owns " + where.state_dir.string() +
+                          " and does not listen on " + all,
+                      "it may be about to; if not, end it with `kill " + pid +
+                          "`, which leaves sandboxes and commands as they are, and start it again");
+    }
 }
 
 std::span<const flag> common_flags() {

@@ -19,7 +19,7 @@ asio::awaitable<void> server::run() {
     while (acceptor_.is_open()) {
         auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
         if (error == asio::error::operation_aborted) {
-            co_return;
+            continue; // stopped, or moved
         }
         if (error) {
             // Out of descriptors, most likely: clients wait in the backlog, and accepting at once
@@ -44,6 +44,12 @@ asio::awaitable<void> server::run() {
             spdlog::warn("a connection was refused: {}", problem.what());
         }
     }
+}
+
+void server::move_to(int listening) {
+    boost::system::error_code ignored;
+    acceptor_.close(ignored);
+    acceptor_.assign(asio::local::stream_protocol(), listening);
 }
 
 void server::stop(std::chrono::milliseconds patience) {

@@ -25,6 +25,8 @@ public:
     ~server();
 
     boost::asio::awaitable<void> run(); // accepts until stop()
+    // Accepts on this socket, owned from now on, and no more on the one before; connections stay.
+    void move_to(int listening);
     // Accepts no more and closes every connection once what is pending for it is written, or after
     // `patience`.
     void stop(std::chrono::milliseconds patience);

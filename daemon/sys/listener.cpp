@@ -171,14 +171,34 @@ void listener::announce(const fs::path& state_dir) {
     }
 }
 
-listener::~listener() {
-    if (!pin_) return;
+bool listener::reachable() const noexcept {
+    return from_systemd() || names_ours();
+}
+
+void listener::bind_again(const fs::path& state_dir) {
+    bound_socket own;
+    const fs::path elsewhere = state_dir / "rpc.sock";
+    try {
+        own = bind_own(path_);
+    } catch (const std::exception&) {
+        if (path_ == elsewhere) throw;
+        own = bind_own(elsewhere);
+        path_ = elsewhere;
+    }
+    fd_ = std::move(own.fd);
+    pin_ = std::move(own.pin);
+    announce(state_dir);
+}
+
+bool listener::names_ours() const noexcept {
     struct stat made {};
     struct stat named {};
-    if (::fstat(pin_.get(), &made) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
-        made.st_dev == named.st_dev && made.st_ino == named.st_ino) {
-        ::unlink(path_.c_str());
-    }
+    return ::fstat(pin_.get(), &made) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
+           made.st_dev == named.st_dev && made.st_ino == named.st_ino;
+}
+
+listener::~listener() {
+    if (pin_ && names_ours()) ::unlink(path_.c_str());
 }
 
 } // namespace sandboxd::sys

@@ -31,6 +31,12 @@ public:
     [[nodiscard]] int release_fd() noexcept { return fd_.release(); }
     const std::filesystem::path& path() const noexcept { return path_; }
     bool from_systemd() const noexcept { return !pin_; }
+    // Whether the file that we made is still there. systemd's is systemd's concern.
+    bool reachable() const noexcept;
+    // Of a socket of our own whose file is gone, as when the last logout takes the runtime
+    // directory away: makes it anew, or `<state dir>/rpc.sock` where it cannot be, and writes the
+    // address down. fd, path and trouble are new then. Throws as open().
+    void bind_again(const std::filesystem::path& state_dir);
     // Why the address could not be written down; empty if it was.
     const std::string& trouble() const noexcept { return trouble_; }
 
@@ -39,6 +45,7 @@ private:
         : fd_(std::move(fd)), path_(std::move(path)), pin_(std::move(pin)) {}
 
     void announce(const std::filesystem::path& state_dir);
+    bool names_ours() const noexcept;
 
     unique_fd fd_;
     std::filesystem::path path_;

@@ -11,6 +11,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <thread>
 
 namespace sandboxd::sys {
@@ -42,6 +45,27 @@ bool still_there(int fd, const std::filesystem::path& file) {
 }
 
 } // namespace
+
+// Asked of the kernel's list: to try the lock might turn away a daemon that starts just now.
+pid_t lock_owner(const std::filesystem::path& state_dir) {
+    const std::filesystem::path file = state_dir / "lock";
+    const unique_fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    struct stat status {};
+    if (!fd || ::fstat(fd.get(), &status) != 0) return 0;
+    const pid_t pid = recorded_pid(fd.get());
+    std::ifstream locks("/proc/locks");
+    for (std::string line; pid != 0 && std::getline(locks, line);) {
+        // "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"
+        std::istringstream words(line);
+        std::string number, kind, how, access, owner, inode;
+        words >> number >> kind >> how >> access >> owner >> inode;
+        if (kind == "FLOCK" && owner == std::to_string(pid) &&
+            inode.ends_with(":" + std::to_string(status.st_ino))) {
+            return pid;
+        }
+    }
+    return 0;
+}
 
 instance_lock::instance_lock(const std::filesystem::path& state_dir) {
     ensure_private_directory(state_dir);

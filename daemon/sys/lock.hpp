@@ -34,4 +34,7 @@ private:
     unique_fd fd_;
 };
 
+// The process that holds this lock; 0 if nobody does, or that cannot be told. For other programs.
+pid_t lock_owner(const std::filesystem::path& state_dir);
+
 } // namespace sandboxd::sys

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -68,6 +69,30 @@ def test_of_ten_started_at_once_one_serves(tmp_path: pathlib.Path, emulator: Emu
     finally:
         for daemon in ten:
             assert daemon.stop() in (0, 1)
+
+
+@pytest.mark.parametrize("directory", ["made anew", "gone for good"])
+def test_a_daemon_whose_socket_was_removed_is_found_again(daemon: Daemon, directory: str) -> None:
+    """As when the last logout takes the runtime directory along, and a daemon in tmux lives on."""
+    del daemon.environment["DEEPINFRA_SANDBOXD_SOCKET"]
+    with daemon.peer() as before:
+        shutil.rmtree(daemon.socket.parent)
+        if directory == "gone for good":
+            daemon.socket.parent.write_text("in the way")
+        else:
+            daemon.socket.parent.mkdir(mode=0o700)
+            lost = daemon.cli("status")
+            assert lost.returncode == 3 and f"kill {daemon.pid}".encode() in lost.stderr, lost
+            doctor = daemon.cli("doctor")
+            assert doctor.returncode == 1 and f"pid {daemon.pid}".encode() in doctor.stdout
+        wait_until(lambda: daemon.cli("status").returncode == 0, "it listens again")
+        assert before.call("daemon.ping") == {}  # who is connected stays so
+        socket = pathlib.Path(before.status()["daemon"]["socket"])
+    assert socket == (daemon.socket if directory == "made anew" else daemon.state_dir / "rpc.sock")
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    daemon.socket = socket
+    assert serves(daemon)
+    assert daemon.stop() == 0 and not socket.exists()
 
 
 def test_a_second_one_on_the_same_state_says_who_has_it(make_daemon: Make, daemon: Daemon) -> None:

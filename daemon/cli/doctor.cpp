@@ -2,6 +2,7 @@
 //
 // Asks the daemon, and the cloud through it; looks at the machine itself. Changes nothing without
 // --fix, and with it only sandboxes that the daemon made and lost the record of.
+#include "cli/profiles.hpp"
 #include "cli/sandbox_text.hpp"
 #include "cli/verb.hpp"
 #include "sys/version.hpp"
@@ -320,8 +321,9 @@ int run(const context& here, const arguments& given) {
         // Again: the question above may have changed what the daemon knows of key and network.
         const json::object after = daemon.call("daemon.status", {});
         check_health(out, after);
-        const orders what_to_do{given.has("fix"), given.values("profile"),
-                                given.values("terminate")};
+        orders what_to_do{given.has("fix"), {}, given.values("terminate")};
+        for (const std::string& profile : given.values("profile"))
+            what_to_do.profiles.push_back(real_profile(here, profile, "doctor"));
         check_named(out, array_of(after, "orphans"), what_to_do);
         for (const json::value& entry : array_of(after, "orphans")) {
             mend_orphan(out, daemon, entry.as_object(), what_to_do);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import pwd
 import re
 import signal
 import socket
@@ -63,6 +65,20 @@ def test_a_profile_is_shown_and_given_by_its_name(daemon: Daemon) -> None:
     assert found == {f"{home}\n" for home in homes}
     assert daemon.cli("exec", "--profile", homes[0], "--task", "t", "--", "cat", "file").stdout.decode() == f"{homes[0]}\n"
     assert {one["key"]["profile"] for one in json.loads(daemon.cli("list", "--json").stdout)["sandboxes"]} == set(homes)
+
+
+def test_a_path_of_a_profile_means_what_the_plugin_calls_it(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    home = (tmp_path / "root" / "profiles" / "work").resolve()
+    home.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("root")
+    with daemon.peer() as peer:
+        assert peer.sh("echo work >file", key={"profile": str(home), "task": "default"}).returncode == 0
+        assert peer.sh("echo native >file").returncode == 0  # of ~/.hermes
+    for path in (f"{home}/", f"{tmp_path}/link/profiles/work", f"{tmp_path}/link/../root/profiles/work"):
+        assert daemon.cli("exec", "--profile", path, "--", "cat", "file").stdout == b"work\n"
+    native = pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir) / ".hermes"
+    assert daemon.cli("exec", "--profile", str(native), "--", "cat", "file").stdout == b"native\n"
+    assert len(json.loads(daemon.cli("list", "--json").stdout)["sandboxes"]) == 2
 
 
 def test_exec_of_megabytes(daemon: Daemon) -> None:

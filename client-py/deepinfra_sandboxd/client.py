@@ -44,16 +44,18 @@ class Client:
 
     *timeout*, in seconds, bounds the answers that the daemon gives from what it knows; calls that wait
     for the cloud end when the daemon says so. After a lost connection a daemon gets *patience* seconds
-    to be there again. *start*: start a daemon that is not running. Safe to use from many threads; after a
+    to be there again. *start*: start a daemon that is not running. *hand_over*: give a daemon that has no
+    API key the one in ``DEEPINFRA_API_KEY`` before anything that needs it. Safe to use from many threads; after a
     fork the child makes its own connection.
     """
 
     def __init__(
-        self, socket_path: str | None = None, timeout: float = 10.0, *, patience: float = 30.0, start: bool = True
-    ) -> None:
+        self, socket_path: str | None = None, timeout: float = 10.0, *, patience: float = 30.0, start: bool = True,
+        hand_over: bool = True,
+    ) -> None:  # fmt: skip
         self.timeout, self.patience = timeout, patience
         self.progress: dict[tuple[str, str], str] = {}  # last progress text of each key waited for
-        self._socket_path, self._start = socket_path, start
+        self._socket_path, self._start, self._hand_over = socket_path, start, hand_over
         self._connection: Connection | None = None
         self._gone_since: float | None = None
         self.after_fork()
@@ -90,6 +92,8 @@ class Client:
         """
         if timeout is None and method.startswith(_PROMPT):
             timeout = self.timeout
+        if not method.startswith((*_PROMPT, "account.")):
+            self._give_key(tick)
         until, lost = time.monotonic() + self.patience, 0
         while True:
             call, sent = Call(self.connected(tick), self.lock), False
@@ -145,6 +149,7 @@ class Client:
 
     def begin(self, execution: Exec) -> Exec:
         """Send what ``prepare`` made and wait until it is accepted; raises as ``start``."""
+        self._give_key(no_tick)
         execution.send(no_tick)
         execution.accepted(self.timeout + self.patience)
         return execution
@@ -203,6 +208,11 @@ class Client:
         result = self.call("account.set", {"api_key": api_key}, KEY_LIMIT, tick)
         hello = self.hello()
         hello.configured, hello.fingerprint = True, result.get("fingerprint")
+
+    def _give_key(self, tick: Tick) -> None:
+        key = os.environ.get(daemon.KEY_VARIABLE, "").strip() if self._hand_over else ""
+        if key and not self.connected(tick).hello.configured:
+            self.set_account(key, tick)
 
     def connected(self, tick: Tick = no_tick) -> Connection:
         """The live connection, made if need be; *tick* and errors as for ``call`` and ``hello``."""

@@ -157,7 +157,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         socket = self._setting("socket", configured)
         with self._lock:
             if socket not in self._clients:
-                self._clients[socket] = Client(socket)
+                self._clients[socket] = Client(socket, hand_over=False)  # it is the profile's key that counts
             return self._clients[socket]
 
     def create_environment(
@@ -292,7 +292,8 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
                 raise NoAnswer(f"the daemon did not answer within {limit} s", hint=RESTART_HINT)
 
         try:
-            with Client(self._setting("socket", configured), timeout=limit, patience=0.2, start=False) as client:
+            socket = self._setting("socket", configured)
+            with Client(socket, timeout=limit, patience=0.2, start=False, hand_over=False) as client:
                 return self._ask(client, tick, ask_cloud)
         except Exception as error:  # such as no scope for secrets: a picker must not fail for it
             return [_row(error, label)]

@@ -166,6 +166,10 @@ bool connection::take_greeting() {
     return true;
 }
 
+bool connection::has_key() const {
+    return flag_of(object_of(greeting_, "account"), "configured");
+}
+
 bool connection::can(std::string_view capability) const {
     const json::array& all = array_of(greeting_, "capabilities");
     return std::any_of(all.begin(), all.end(), [&](const json::value& one) {

@@ -70,6 +70,8 @@ public:
     // Called for notifications that come while call() waits.
     std::function<void(std::string_view method, const json::object& params)> on_notification;
 
+    // Whether the daemon had an API key when it said hello.
+    bool has_key() const;
     // What the daemon offers beyond the first release of the protocol.
     bool can(std::string_view capability) const;
     const std::filesystem::path& socket() const noexcept { return socket_; }

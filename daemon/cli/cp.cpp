@@ -102,7 +102,7 @@ json::object transfer(const context& here, const copy& what, json::object params
     bool begun = false;
     for (int attempt = 1;; ++attempt) {
         try {
-            connection daemon = here.connect();
+            connection daemon = here.connect_with_key();
             begun = true;
             if (what.upload && daemon.can("put_into_directory")) params["into_directory"] = true;
             daemon.on_notification = [&line](std::string_view name, const json::object& news) {

@@ -2,6 +2,7 @@
 #include "base/base64.hpp"
 #include "base/id.hpp"
 #include "base/utf8.hpp"
+#include "cli/exec_ending.hpp"
 #include "cli/exec_session.hpp"
 #include "cli/profiles.hpp"
 #include "cli/verb.hpp"
@@ -123,10 +124,20 @@ int run(const context& here, const arguments& given) {
     if (const auto timeout = given.value("timeout")) request["timeout_s"] = timeout_of(*timeout);
     if (json::object env = environment_of(given); !env.empty()) request["env"] = std::move(env);
     request["window"] = exec_call::window;
-    connection daemon = here.connect();
-    if (given.has("stdin")) call.input = add_stdin(request, daemon);
-    call.start = with_real_profile(here, std::move(request), "exec");
-    return show_command(here, std::move(daemon), std::move(call));
+    std::optional<connection> daemon;
+    try {
+        daemon.emplace(here.connect_with_key());
+        if (given.has("stdin")) call.input = add_stdin(request, *daemon);
+        call.start = with_real_profile(here, std::move(request), "exec");
+    } catch (const usage_error&) {
+        throw;
+    } catch (const failure& why) {
+        // Under an id of the user's it may have run before.
+        throw with_remark(why, given.has("id") ? "nothing was sent" : has_not_run);
+    } catch (const sys::config_error& why) {
+        throw with_remark(failure(exit_code::failed, why.what()), has_not_run);
+    }
+    return show_command(here, std::move(*daemon), std::move(call));
 }
 
 } // namespace

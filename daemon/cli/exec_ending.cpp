@@ -56,6 +56,14 @@ exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
     return end;
 }
 
+failure with_remark(const failure& why, std::string_view remark) {
+    std::string what = why.what();
+    if (what.find(remark) == std::string::npos && what.find("has not run") == std::string::npos) {
+        what += "; " + std::string(remark);
+    }
+    return {why.code(), what, why.hint(), why.name()};
+}
+
 bool was_not_sent(const json::object& exit) {
     return text_of(object_of(exit, "error"), "name") == "shutting_down" &&
            text_of(exit, "started") == "no";

@@ -53,6 +53,7 @@ public:
             } catch (const daemon_gone& why) {
                 lose(why.what());
             } catch (const failure& why) {
+                if (asked_ == 0 && call_.start) throw with_remark(why, has_not_run);
                 if (why.code() == exit_code::failed || asked_ == 0) throw;
                 throw left_behind(why.what(), why.hint());
             }
@@ -330,7 +331,8 @@ private:
         if (asked_ > 1 && name == "exec_not_found") what += ": what became of it is not known";
         const std::string hint(text_of(object_of(error, "data"), "hint"));
         if (asked_ > 1 && name != "exec_not_found") throw left_behind(what, hint);
-        throw failure(exit_code::failed, what, hint, std::string(name));
+        const failure refused(exit_code::failed, what, hint, std::string(name));
+        throw call_.start && asked_ == 1 ? with_remark(refused, has_not_run) : refused;
     }
 
     void finish() {

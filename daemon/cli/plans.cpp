@@ -6,7 +6,7 @@ namespace sandboxd::cli {
 namespace {
 
 int run(const context& here, const arguments& given) {
-    connection daemon = here.connect();
+    connection daemon = here.connect_with_key();
     const json::object result = daemon.call("plan.list", {});
     if (given.has("json")) {
         print_json(result);

@@ -29,7 +29,7 @@ const std::vector<flag>& choosing_flags() {
 
 json::object call_with_progress(const context& here, std::string_view method, json::object params) {
     params = with_real_profile(here, std::move(params), method.substr(method.find('.') + 1));
-    connection daemon = here.connect();
+    connection daemon = here.connect_with_key();
     notices terminal(here.err_is_terminal);
     daemon.on_notification = [&](std::string_view name, const json::object& news) {
         if (name == "sandbox.progress") terminal.progress(news);

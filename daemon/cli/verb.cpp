@@ -94,6 +94,16 @@ connection context::connect(std::chrono::milliseconds patience) const {
     }
 }
 
+connection context::connect_with_key() const {
+    connection daemon = connect();
+    if (!daemon.has_key()) {
+        if (const auto key = sys::key_in(env)) {
+            daemon.call("account.set", {{"api_key", key->reveal()}});
+        }
+    }
+    return daemon;
+}
+
 std::span<const flag> common_flags() {
     return shared;
 }

@@ -55,6 +55,8 @@ struct context {
     // Whose daemon it must be, if not just the one that listens there.
     std::optional<std::filesystem::path> wanted_state_dir() const;
     connection connect(std::chrono::milliseconds patience = connection::pulse) const;
+    // For what needs the cloud: a daemon without an API key is given the one of our environment.
+    connection connect_with_key() const;
 };
 
 struct verb {

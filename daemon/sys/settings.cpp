@@ -231,8 +231,8 @@ secret key_from_text(std::string text, const std::string& source) {
 }
 
 void find_api_key(settings& result, const given_values& given, const environment& env) {
-    if (auto value = env.get("DEEPINFRA_API_KEY")) {
-        result.api_key = key_from_text(std::move(*value), "DEEPINFRA_API_KEY");
+    if (auto key = key_in(env)) {
+        result.api_key = std::move(*key);
         result.api_key_from = key_source::environment;
         return;
     }
@@ -324,6 +324,12 @@ client_settings load_client_settings(std::optional<fs::path> socket_flag,
     result.state_dir_named = state_dir_flag.has_value();
     result.state_dir = state_dir_flag ? fs::absolute(*state_dir_flag) : default_state_dir(env);
     return result;
+}
+
+std::optional<secret> key_in(const environment& env) {
+    auto value = env.get("DEEPINFRA_API_KEY");
+    if (!value) return std::nullopt;
+    return key_from_text(std::move(*value), "DEEPINFRA_API_KEY");
 }
 
 std::string describe_options() {

@@ -94,6 +94,9 @@ duration parse_duration(std::string_view text);
 // loopback host, with neither user info, query nor fragment.
 std::string check_base_url(std::string_view text);
 
+// The key in DEEPINFRA_API_KEY; nothing if that is unset. Errors as of read_key_file.
+std::optional<secret> key_in(const environment&);
+
 // The key in `file`, stripped of surrounding white space; nothing if there is no such file. Throws
 // config_error if group or others may read it, or if it holds no plausible key; its text never
 // holds any of the content.

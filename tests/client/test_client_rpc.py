@@ -555,3 +555,31 @@ def test_two_hundred_commands_at_once(fake: FakeDaemon, client: Client) -> None:
     executions = [client.start([f"{number};"]) for number in range(200)]
     for number, execution in enumerate(executions):
         assert execution.wait(10).stdout == f"{number};".encode() * 1000
+
+
+def test_a_daemon_without_a_key_is_given_ours_before_it_needs_one(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.account = {"configured": False, "fingerprint": None}
+    fake.on["plan.list"] = lambda peer, params: {"plans": [], "default": None}
+    monkeypatch.setenv("DEEPINFRA_API_KEY", " ours\n")
+    with Client(str(fake.path)) as client, Client(str(fake.path), hand_over=False) as plugin:
+        client.call("daemon.ping")
+        plugin.call("plan.list")
+        assert not fake.account["configured"]
+        client.call("plan.list")
+        client.call("plan.list")
+    assert fake.account["configured"] and fake.methods().count("account.set") == 1
+
+
+def test_a_key_that_is_refused_is_told_by_what_needed_it(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.account = {"configured": False, "fingerprint": None}
+
+    def refuse(peer: Peer, params: dict[str, object]) -> None:
+        raise Refusal("unauthorized", "the platform refuses the API key", 2002)
+
+    fake.on["account.set"] = refuse
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "wrong")
+    with Client(str(fake.path), timeout=1, patience=0.2) as client, pytest.raises(RpcError) as caught:
+        client.start(["true"])
+    assert caught.value.name == "unauthorized" and "exec.start" not in fake.methods()

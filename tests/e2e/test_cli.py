@@ -323,6 +323,27 @@ def test_status_json_and_health(make_daemon: Callable[..., Daemon], emulator: Em
     assert emulator.count() == 0
 
 
+KEY = {"DEEPINFRA_API_KEY": " test-key\n"}
+
+
+@pytest.mark.parametrize("verb", [("exec", "--", "true"), ("plans",), ("cp", "/etc/hostname", "sandbox:"), ("terminate", "--task", "none")])
+def test_a_daemon_without_a_key_is_given_ours(make_daemon: Callable[..., Daemon], verb: tuple[str, ...]) -> None:
+    daemon = make_daemon(api_key=None).start()
+    assert daemon.cli("status", environment=KEY).returncode == 1  # who only looks changes nothing
+    code = 1 if "none" in verb else 0
+    assert daemon.cli(*verb, environment=KEY).returncode == code
+    assert daemon.cli("plans").returncode == 0
+    assert (daemon.state_dir / "api-key").read_text() == "test-key\n"
+
+
+@pytest.mark.parametrize("key", ["canary-refused", "canary refused"])
+def test_a_key_that_is_refused_is_told_as_that(make_daemon: Callable[..., Daemon], key: str) -> None:
+    daemon = make_daemon(api_key=None).start()
+    refused = daemon.cli("exec", "--", "true", environment={"DEEPINFRA_API_KEY": key})
+    assert refused.returncode == 125 and b"key" in refused.stderr and b"no API key" not in refused.stderr
+    assert b"canary" not in refused.stderr and b"has not run" in refused.stderr
+
+
 def test_status_that_watches(daemon: Daemon) -> None:
     terminal = Terminal(daemon, "status", "--watch")
     terminal.until(b"no sandboxes")

@@ -83,6 +83,24 @@ def test_a_daemon_that_hangs_is_told_from_one_that_is_not_there(daemon: Daemon) 
     assert b"not running" in gone.stderr
 
 
+def test_a_command_that_was_never_sent_is_said_not_to_have_run(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon()
+    gone = daemon.cli("exec", "--", "true")
+    assert gone.returncode == 125 and b"is not running" in gone.stderr and b"; the command has not run" in gone.stderr
+    with_id = daemon.cli("exec", "--id", "mine", "--", "true")  # it may have run before
+    assert with_id.returncode == 125 and b"; nothing was sent" in with_id.stderr and b"has not run" not in with_id.stderr
+    daemon.start()
+    for wrong in (("--", *["x" * (2 << 10)] * 600), ("--task", "", "--", "true")):  # more than a message; what the daemon refuses
+        refused = daemon.cli("exec", *wrong)
+        assert refused.returncode == 125 and b"has not run" in refused.stderr, refused
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        silent = daemon.cli("exec", "--", "true")
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert silent.returncode == 125 and b"does not answer; the command has not run" in silent.stderr
+
+
 def test_the_key_is_in_no_argument_and_no_text(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(api_key="canary key")
     refused = daemon.cli("serve")

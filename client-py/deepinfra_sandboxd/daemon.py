@@ -100,7 +100,8 @@ def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_
 
     Returns before it listens; *tick* is called meanwhile and may end the wait by raising. *enable*:
     systemd is to start it at later logins as well. A socket at a place of its own (*explicit*) is none
-    of systemd's, nor is a daemon whose state directory our environment names. Raises ``DaemonNotRunning`` when the machine does not let us.
+    of systemd's, nor is a daemon whose state directory our environment names. Raises ``DaemonNotRunning``
+    when the machine does not let us.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     named = explicit or os.environ.get(SOCKET_VARIABLE) or os.environ.get(STATE_VARIABLE)

@@ -10,8 +10,10 @@ repeat a command that raised, and else answers exit code 125 and says that it is
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import logging
+import os
 import re
 import tarfile
 import threading
@@ -20,8 +22,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, TypeVar
 
+from hermes_constants import get_hermes_home
 from tools import interrupt
 from tools.environments import base, file_sync
 from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
@@ -54,6 +57,7 @@ OTHER_KEY_HINT = (
     f" {daemon.SOCKET_VARIABLE} and {daemon.STATE_VARIABLE} for hermes and: deepinfra-sandboxd serve &"
 )
 Boot = tuple[str, int]  # a start of a sandbox: whose, and its number
+T = TypeVar("T")
 
 
 @dataclass
@@ -109,6 +113,17 @@ def plain(text: str) -> str:
 def _is_quiet() -> bool:
     """Whether this thread must not start a sandbox: see ``_Call``."""
     return threading.current_thread().name.startswith("proc-poller-") or not threading.main_thread().is_alive()
+
+
+def profile_home() -> str:
+    """The real path of the hermes home. Any error propagates: one that was guessed is worse than none."""
+    return os.path.realpath(get_hermes_home(), strict=True)
+
+
+def profile_identity(home: str) -> str:
+    """What tells the sandboxes of the profile at *home* from all others: that path, but for the native home
+    ``~/.hermes``, which is "default", as the daemon's command line calls it; no path can be mistaken for that."""
+    return "default" if home == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else home
 
 
 def fingerprint(api_key: str) -> str:
@@ -176,6 +191,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._session_scoped = not persistent
         self._client, self._api_key, self._signal, self._used = client, api_key, signal, used
         self._idle_stop = idle_stop
+        self._scope = contextvars.copy_context()  # the profile's
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
         self._seen_cwds: set[str] = set()  # observed since the last restart
@@ -194,6 +210,18 @@ class DeepInfraEnvironment(BaseEnvironment):
     def after_fork(self) -> None:
         """Make the locks anew: one at a time makes the session again; one at a time compares the files."""
         self._refresh, self._syncing = threading.Lock(), threading.Lock()
+
+    def _scoped(self, work: Callable[[], T]) -> T:
+        """Do *work* with our profile in scope, by which hermes finds its files. Its own threads, and ours, have the one
+        that the process began with; where it is in scope, so is what else the session has."""
+        own = False
+        with contextlib.suppress(Exception):  # such as of a home that is not there any more
+            own = profile_identity(profile_home()) == self.key[0]
+        if own:
+            return work()
+        scope = self._scope.copy()
+        scope.run(_call.set, _call.get())
+        return scope.run(work)
 
     @contextlib.contextmanager
     def _calling(self, command: str = "") -> Iterator[_Call]:
@@ -273,7 +301,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         call = _call.get()
         if call is not None and not call.quiet and self._syncing.acquire(blocking=False):
             try:
-                self._files.sync()
+                self._scoped(self._files.sync)
             finally:
                 self._syncing.release()
 
@@ -285,7 +313,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         try:
             if self._client.alive and self._look()[0] == "running":
                 with self._syncing:
-                    self._files.sync_back()
+                    self._scoped(self._files.sync_back)
         except Exception as error:
             logger.warning("deepinfra-sandbox: fetching changed files at the end: %s", error)
         try:
@@ -501,7 +529,7 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _begin_session(self, call: _Call, tick: Tick) -> None:
         self._files = self._synchroniser()
-        self._files.sync(force=True)
+        self._scoped(partial(self._files.sync, force=True))
         tick()  # hermes takes an interrupt of the synchronisation for one of its failures
         self._snapshot_ready = False
         call.handles.clear()

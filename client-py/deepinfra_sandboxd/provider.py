@@ -18,13 +18,14 @@ from typing import Any, Callable, Mapping
 
 from agent.secret_scope import get_secret
 from agent.terminal_env_provider import TerminalEnvironmentProvider
-from hermes_constants import get_hermes_home
 from tools.environments.base import EnvironmentConnectionError
 
 from . import daemon
 from .client import Client
 from .daemon import KEY_VARIABLE
-from .environment import CACHE_BASE, OTHER_KEY_HINT, DeepInfraEnvironment, fingerprint
+from .environment import (
+    CACHE_BASE, OTHER_KEY_HINT, DeepInfraEnvironment, fingerprint, profile_home, profile_identity,
+)  # fmt: skip
 from .errors import START_HINT, DaemonNotRunning, Incompatible, NoAnswer, RpcError, SandboxdError
 from .rpc import RESTART_HINT, Json, Tick
 
@@ -92,17 +93,6 @@ def is_persistent(chosen: Any, hermes: Any) -> bool:
         f" set `terminal.container_persistent: {own}`, or leave the plugin's out",
         retry_hint=f"hermes config set terminal.container_persistent {own}",
     )
-
-
-def profile_home() -> str:
-    """The real path of the hermes home. Any error propagates: one that was guessed is worse than none."""
-    return os.path.realpath(get_hermes_home(), strict=True)
-
-
-def profile_identity(home: str) -> str:
-    """What tells the sandboxes of the profile at *home* from all others: that path, but for the native home
-    ``~/.hermes``, which is "default", as the daemon's command line calls it; no path can be mistaken for that."""
-    return "default" if home == os.path.realpath(os.path.join(daemon.home_dir(), ".hermes")) else home
 
 
 def tasks_of(session: str, home: str) -> list[str]:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hermes_constants
 import pytest
 from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
@@ -1030,6 +1031,37 @@ def test_of_what_the_sandbox_changed_the_caches_come_back_at_cleanup_if_it_runs(
         "skills/one.md": "skills/one.md",
         "token.json": "token.json",
     }
+    assert file_sync.failures == []
+
+
+@pytest.mark.parametrize("how", ["command", "reaper", "session"])
+def test_files_are_those_of_the_profile_whatever_thread_asks(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, tmp_path: Path, how: str
+) -> None:
+    other = tmp_path / "other-profile"
+    (other / "cache/images").mkdir(parents=True)
+    (other / "cache/images/two.txt").write_text("the other profile's")
+    launched_with = {path: path.read_text() for path in files_below(synchronised)}
+    token = hermes_constants.set_hermes_home_override(other)  # the gateway serves that one now
+    try:
+        persistent = {"container_persistent": how != "session"}
+        environment = make(provider, task_id="s1", container_config=persistent)
+    finally:
+        hermes_constants.reset_hermes_home_override(token)
+    changed = "cd .hermes/cache/images; cat two.txt; echo there > two.txt; echo new > new.txt"
+    assert on_thread("kernel", lambda: environment.execute(changed))["output"].strip() == "the other profile's"
+    if how == "command":
+        assert shell.methods().count("fs.push") == 1  # nothing of the profile that the process began with
+    elif how == "reaper":
+        on_thread("reaper", environment.cleanup)
+    else:
+        token = hermes_constants.set_hermes_home_override(other)
+        provider.end_session("s1")
+        hermes_constants.reset_hermes_home_override(token)
+        shell.wait_for("sandbox.release")  # the last that it does
+    if how != "command":
+        assert {path.name: path.read_text() for path in files_below(other)} == {"two.txt": "there\n", "new.txt": "new\n"}
+    assert {path: path.read_text() for path in files_below(synchronised)} == launched_with
     assert file_sync.failures == []
 
 

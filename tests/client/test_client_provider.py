@@ -22,7 +22,8 @@ from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
 from deepinfra_sandboxd import DaemonNotRunning, daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
-from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider, profile_home, profile_identity
+from deepinfra_sandboxd.environment import profile_home, profile_identity
+from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider
 from tools import interrupt
 from tools.environments.base import EnvironmentConnectionError
 

@@ -66,7 +66,7 @@ class _Call:
 
     *quiet*: it is asked for by a poller of background processes, while the interpreter ends, or it is a
     *teardown*. Then no sandbox is started, and what is no word of the command's own has empty output.
-    *generation* is the start of the sandbox that its commands may run in: in any other they would find neither
+    *boot* is the start of the sandbox that its commands may run in: in any other they would find neither
     snapshot nor directory. The daemon refuses them then, before anything has run. *cwd* is where the
     caller sent the command. *to_yield*: somebody may take it over when the user asks for that, and if so has
     *yielded* it. *raising*: that nothing was run is told by an exception, see ``execute``. *handles*: of what
@@ -79,7 +79,7 @@ class _Call:
     cwd: str = ""
     to_yield: bool = False
     yielded: bool = False
-    generation: int | None = None
+    boot: Boot | None = None
     handles: list[CommandHandle] = field(default_factory=list)
 
     def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
@@ -96,6 +96,18 @@ class _Call:
     def refused(self) -> bool:
         """Whether that start of the sandbox did not run any more."""
         return self.end is not None and self.end.error == "generation_changed"
+
+
+@dataclass
+class _Known:
+    """What outlives an environment: hermes drops one that is idle, but not where each of its sessions is."""
+
+    boot: Boot | None = None  # the last one that a session was made in
+    cwds: dict[str, Boot] = field(default_factory=dict)  # the start that each directory was last seen in
+
+    def is_stale(self, cwd: str, boot: Boot | None) -> bool:
+        """Whether it was there before a restart, and went with that."""
+        return self.cwds.get(cwd, boot) != boot and not _survives(cwd)
 
 
 _call: ContextVar[_Call | None] = ContextVar("deepinfra_sandboxd_call", default=None)
@@ -194,8 +206,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._scope = contextvars.copy_context()  # the profile's
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
-        self._seen_cwds: set[str] = set()  # observed since the last restart
-        self._stale_cwds: set[str] = set()  # observed before it, outside /workspace
+        self._known = _known.setdefault(key, _Known())
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
         self.after_fork()
@@ -271,8 +282,8 @@ class DeepInfraEnvironment(BaseEnvironment):
             # /root may mean that nobody chose, or that a session went there. Once one was seen to, it is taken at
             # its word: at worst another session begins there, and is shown that. Otherwise what the first
             # meant for its home would be done to /workspace, unseen.
-            nowhere = cwd in NO_PREFERENCE[1:] and cwd not in self._seen_cwds
-            call.cwd = WORKSPACE if nowhere or (cwd or self.cwd) in self._stale_cwds else cwd
+            nowhere = cwd in NO_PREFERENCE[1:] and self._known.cwds.get(cwd) != call.boot
+            call.cwd = WORKSPACE if nowhere or self._known.is_stale(cwd or self.cwd, call.boot) else cwd
             call.handles.clear()  # those of the session's snapshot, if that was made again
             try:
                 result = super().execute(command, call.cwd, **options)
@@ -342,6 +353,7 @@ class DeepInfraEnvironment(BaseEnvironment):
 
     def _remove(self) -> None:
         self.cleanup(force_remove=True)
+        _known.pop(self.key, None)
         _ending.pop(self.key, None)
 
     def __del__(self) -> None:
@@ -421,7 +433,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             input=stdin_data,
             env=self.env,
             merge_output=True,
-            generation=call.generation,
+            generation=call.boot and call.boot[1],
             **self._wanted,
         )
         wanted_back = partial(_asked, (threading.get_ident(), call.thread), to_yield=call.to_yield)
@@ -497,7 +509,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
         state, boot = self._look()
         if state == "running" and boot == self._boot:
-            call.generation = boot[1]  # it may have stopped all the same, and must not be started
+            call.boot = boot  # it may have stopped all the same, and must not be started
             return None
         if call.teardown:
             return {"output": "", "returncode": 0}
@@ -508,21 +520,19 @@ class DeepInfraEnvironment(BaseEnvironment):
         """Have the sandbox running and the session made in it."""
         tick = self._tick()
         boot = self._ensure(tick)
-        call.generation = boot[1]
+        call.boot = boot
         lock = self._refresh
         while not lock.acquire(timeout=LOOK):
             tick()
         try:
             if boot == self._boot and self._snapshot_ready:
                 return
-            restarted = self._boot is not None and boot != self._boot
-            if restarted:
-                self._stale_cwds |= {cwd for cwd in set(self._seen_cwds) if not _survives(cwd)}
-                self._seen_cwds.clear()
-                if not _survives(self.cwd):
-                    self.cwd = WORKSPACE
+            before = self._boot or self._known.boot
+            restarted = before is not None and boot != before
+            if restarted and not _survives(self.cwd):
+                self.cwd = WORKSPACE
             self._begin_session(call, tick)
-            self._boot = boot  # only now: what was cut short is done again by the next command
+            self._boot = self._known.boot = boot  # only now: what was cut short is done again by the next command
             self._untold |= restarted
         finally:
             lock.release()
@@ -548,12 +558,8 @@ class DeepInfraEnvironment(BaseEnvironment):
             result["output"] = ""  # hermes takes any other text for the end of the process
             if call.teardown and call.refused:
                 result["returncode"] = 0
-        if result.get("cwd_observed"):
-            if self._boot is not None and call.generation == self._boot[1]:
-                self._seen_cwds.add(result["cwd"])
-                self._stale_cwds.discard(result["cwd"])
-            elif not _survives(result["cwd"]):  # of a command that was still running when the sandbox stopped
-                self._stale_cwds.add(result["cwd"])
+        if result.get("cwd_observed") and call.boot is not None:
+            self._known.cwds[result["cwd"]] = call.boot
         if self._untold and not call.quiet:
             self._untold, result["environment_recreated"] = False, True
         return result
@@ -609,4 +615,5 @@ class DeepInfraEnvironment(BaseEnvironment):
         tarfile.open(destination, "w").close()
 
 
+_known: dict[tuple[str, str], _Known] = {}  # by key
 _ending: dict[tuple[str, str], threading.Thread] = {}  # removals under way, by key

@@ -307,6 +307,9 @@ def test_home_is_honoured_where_somebody_went_and_no_preference_elsewhere(
     result = environment.execute(f"cd {home}", cwd=str(shell.directory))
     assert environment.execute("pwd", cwd=result["cwd"])["output"].strip() == home
     assert environment.execute("pwd", cwd="~")["output"].strip() == str(shell.directory)
+    environment.cleanup()
+    environment = make(provider, cwd=home)  # hermes had dropped the idle one, and knows where the session is
+    assert environment.execute("pwd", cwd=result["cwd"])["output"].strip() == home
     restart(shell)
     assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
     assert environment.execute("pwd", cwd=home)["output"].strip() == str(shell.directory)
@@ -353,6 +356,24 @@ def test_after_a_restart_the_session_is_made_again_and_said_so(
     assert result["output"].strip() == str(shell.directory)
     # Another session of the same object still believes in the old directory.
     assert environment.execute("pwd", cwd=str(outside))["returncode"] == 0
+
+
+def test_a_restart_that_an_idle_session_met_is_told_and_leaves_it_a_directory(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    environment = make(provider)
+    environment.execute(f"cd {outside}")
+    environment.cleanup()  # as hermes's reaper does before it drops it
+    assert "environment_recreated" not in make(provider).execute("true", cwd=str(outside))
+    restart(shell)
+    outside.rmdir()
+    environment = make(provider)
+    result = environment.execute("pwd", cwd=str(outside))
+    assert (result["output"].strip(), result["returncode"]) == (str(shell.directory), 0)
+    assert result["environment_recreated"] is True
+    assert "environment_recreated" not in environment.execute("true")
 
 
 def test_a_restart_that_a_failed_call_met_is_told_by_the_next(

@@ -7,6 +7,7 @@ and calls of all threads share it. The daemon owns the commands: closing a clien
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -58,6 +59,7 @@ class Client:
         self._socket_path, self._start, self._hand_over = socket_path, start, hand_over
         self._connection: Connection | None = None
         self._gone_since: float | None = None
+        self._starter: _Starter | None
         self.after_fork()
         forked.add(self)
 
@@ -222,17 +224,18 @@ class Client:
                 try:
                     if self._connection is connection:
                         self._connection = self._connect(tick)
-                        self._gone_since = None
+                        self._gone_since = self._starter = None
                 finally:
                     self._connecting.release()
         return connection
 
     def _connect(self, tick: Tick) -> Connection:
-        """Connect, waiting for a daemon that went away and starting one that does not come back."""
+        """Connect, waiting for a daemon that went away and starting one that does not come back.
+
+        *tick* may end this at any time: how long the daemon has been away, and that one was started, counts for all
+        who come meanwhile."""
         again = self._connection is not None
         self._gone_since = since = self._gone_since or time.monotonic()
-        until = since
-        started, told = not self._start, ""
         if again:
             time.sleep(LOOK)  # not to hammer a daemon that ends each connection
         while True:
@@ -248,14 +251,15 @@ class Client:
                 raise DaemonNotRunning(f"the daemon of {place} is not running", hint=hint)
             except (DaemonNotRunning, ConnectionLost) as error:
                 again = again or isinstance(error, ConnectionLost)
-                until = max(until, since + self.patience) if again else until
-                if not started and time.monotonic() >= since + (GRACE if again else 0):
-                    started = True
-                    if told := daemon.start(self._socket_path, tick=tick):
-                        until = max(until, time.monotonic() + START_LIMIT)
-                if time.monotonic() >= until:
-                    error.hint = f"it was started and does not listen: {told}" if told else error.hint
-                    raise
+                if self._start and self._starter is None and time.monotonic() >= since + (GRACE if again else 0):
+                    self._starter = _Starter(self._socket_path)
+                starter, until = self._starter, since + (self.patience if again else 0)
+                if starter is not None:
+                    until = max(until, starter.until)
+                    error.hint = f"it was started and does not listen: {starter.told}" if starter.told else error.hint
+                if time.monotonic() >= until or (starter is not None and starter.error is not None):
+                    self._starter = None  # who asks next may start one again
+                    raise (starter and starter.error) or error
             tick()
             time.sleep(LOOK)
 
@@ -268,9 +272,30 @@ class Client:
         """At first, and in the child of a fork: its parent has the connection, and threads that may hold the locks."""
         connection, self._connection = self._connection, None
         self.lock = threading.Lock()  # guards the connection and all that goes through it
-        self._connecting = threading.Lock()
+        self._connecting, self._starter = threading.Lock(), None
         if connection is not None:
             connection.forget()
+
+
+class _Starter:
+    """Has a daemon started, on a thread of its own: systemd may take its time, and no caller has to wait for that."""
+
+    def __init__(self, socket_path: str | None) -> None:
+        self.until = math.inf  # when it should listen, monotonic
+        self.told = ""  # where to look if it does not
+        self.error: Exception | None = None  # why there is none
+        thread = threading.Thread(target=self._run, args=(socket_path,), name="deepinfra-sandboxd-start", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no threads left, or the interpreter ends
+            self._run(socket_path)
+
+    def _run(self, socket_path: str | None) -> None:
+        try:
+            self.told = daemon.start(socket_path)
+        except Exception as error:
+            self.error = error
+        self.until = time.monotonic() + START_LIMIT if self.told else 0.0
 
 
 forked: weakref.WeakSet[Any] = weakref.WeakSet()  # whose `after_fork` is called in the child of a fork

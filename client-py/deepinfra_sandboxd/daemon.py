@@ -12,10 +12,8 @@ import pwd
 import shutil
 import stat
 import subprocess
-import time
 
 from .errors import START_HINT, DaemonNotRunning
-from .rpc import LOOK, Tick, no_tick
 
 PROGRAM = "deepinfra-sandboxd"
 KEY_VARIABLE = "DEEPINFRA_API_KEY"
@@ -94,14 +92,13 @@ def installed(name: str = PROGRAM) -> str | None:
     return shutil.which(name) or shutil.which(name, path=USUAL_DIRECTORIES)
 
 
-def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_tick) -> str:
+def start(explicit: str | None = None, *, enable: bool = False) -> str:
     """Have a daemon started; where to look if it does not come up, and an empty text when there is no
     way to start one.
 
-    Returns before it listens; *tick* is called meanwhile and may end the wait by raising. *enable*:
-    systemd is to start it at later logins as well. A socket at a place of its own (*explicit*) is none
-    of systemd's, nor is a daemon whose state directory our environment names. Raises ``DaemonNotRunning``
-    when the machine does not let us.
+    Returns before it listens. *enable*: systemd is to start it at later logins as well. A socket at a
+    place of its own (*explicit*) is none of systemd's, nor is a daemon whose state directory our
+    environment names. Raises ``DaemonNotRunning`` when the machine does not let us.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     named = explicit or os.environ.get(SOCKET_VARIABLE) or os.environ.get(STATE_VARIABLE)
@@ -110,7 +107,7 @@ def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_
             verb, units = ["start"], [f"{PROGRAM}.socket"]
             if enable:  # the service too: what runs across a reboot is stopped when idle without any client
                 verb, units = ["enable", "--now"], [*units, f"{PROGRAM}.service"]
-            if _ends_well([installed("systemctl") or "systemctl", "--user", *verb, *units], tick):
+            if _ends_well([installed("systemctl") or "systemctl", "--user", *verb, *units]):
                 return f"journalctl --user -u {PROGRAM}"
         if (program := installed()) is None:
             return ""
@@ -128,24 +125,12 @@ def start(explicit: str | None = None, *, enable: bool = False, tick: Tick = no_
         raise DaemonNotRunning(f"the daemon {PROGRAM} cannot be started: {error}", hint=START_HINT) from error
 
 
-def _ends_well(command: list[str], tick: Tick) -> bool:
+def _ends_well(command: list[str]) -> bool:
     """Whether a command that does not exist on every machine, and may hang, succeeds in time."""
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return False
-    until = time.monotonic() + SYSTEMCTL_LIMIT
-    try:
-        while process.poll() is None and time.monotonic() < until:
-            tick()
-            time.sleep(LOOK)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    return process.returncode == 0
+    quiet = subprocess.DEVNULL
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=SYSTEMCTL_LIMIT).returncode == 0
+    return False
 
 
 def log_file() -> str:

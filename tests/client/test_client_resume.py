@@ -352,11 +352,43 @@ def test_a_systemctl_that_hangs_is_waited_for_no_longer_than_the_caller_wants(
         if (programs / "systemctl.args").exists():
             raise Enough
 
-    stand_in(programs / "systemctl", "exec sleep 600")
+    stand_in(programs / "systemctl", "until [ -e $0.go ]; do sleep 0.02; done")
     begun = time.monotonic()
     with pytest.raises(Enough):
         Client().call("daemon.ping", tick=tick)
     assert time.monotonic() - begun < 4  # its own limit is 5 s
+    (programs / "systemctl.go").touch()  # it goes on by itself, and ends with this test
+    for thread in threading.enumerate():
+        if thread.name == "deepinfra-sandboxd-start":
+            thread.join()
+
+
+@pytest.mark.parametrize("by", ["systemd", "spawn"])
+def test_short_reads_start_one_daemon_and_end_when_it_does_not_come(
+    shell: ShellDaemon, programs: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.client.GRACE", 0.1)
+    monkeypatch.setattr("deepinfra_sandboxd.client.START_LIMIT", 1.0)
+    name, code = ("deepinfra-sandboxd", 1) if by == "spawn" else ("systemctl", 0)
+    stand_in(programs / name, f"echo >> $0.count; sleep 0.1; echo >> $0.done; exit {code}")
+    counts, whole = programs / f"{name}.count", programs / f"{name}.done"
+    path = shell.path
+    if by == "systemd":
+        path = request.getfixturevalue("user_manager")
+        path.symlink_to(shell.path)
+    with Client(str(path) if by == "spawn" else None, patience=0.5) as client:
+        execution = client.start(script="exec sleep 60")
+        shell.crash()
+        begun = time.monotonic()
+        while not execution.finished and time.monotonic() < begun + 8:
+            execution.read(0.02)
+        assert execution.finished and time.monotonic() > begun + 1.0
+        assert execution.end is not None and execution.end.reason == "lost"
+        assert "does not listen" in execution.end.hint
+        assert (counts.read_text(), whole.read_text()) == ("\n", "\n")  # one, and that was left to its end
+        with pytest.raises(DaemonNotRunning):
+            client.call("daemon.ping")
+        assert counts.read_text() == "\n\n"  # whoever asks next may have mended it
 
 
 def test_a_machine_that_lets_no_daemon_be_started_says_so(

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import tarfile
+import tempfile
 import threading
 import time
 from contextvars import ContextVar
@@ -31,17 +32,17 @@ from tools.environments.base import BaseEnvironment, EnvironmentConnectionError
 
 from . import daemon
 from .client import Client, forked, key_value
-from .errors import RpcError, SandboxdError
+from .errors import ConnectionLost, NoAnswer, RpcError, SandboxdError
 from .execution import Chunk, CompletedExec, bytes_value
 from .process import CommandHandle, infrastructure
-from .rpc import LOOK, Json, Tick, encoded_size
+from .rpc import LOOK, Json, Tick, encoded_size, no_tick
 
 logger = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"  # the only path that survives a stop of the sandbox
 CACHE_BASE = "/workspace/.hermes"  # what hermes synchronises lies here
 WAY_BACK = CACHE_BASE + "/cache"  # and of that what a sandbox may change on the host
-MAX_PULL = 2 << 30  # bytes; hermes applies no more, unless it says otherwise
+MAX_PULL, PULL_TIME = 2 << 30, 30.0  # bytes that hermes applies, and seconds, unless it says otherwise
 # Errors that another try does not help against: hermes would make two, after 2 and 4 s.
 NOTHING_TO_PULL = ("generation_changed", "sandbox_gone", "sandbox_not_found", "file_not_found", "too_large")
 BATCH, BATCH_BYTES = 2000, 1 << 19  # files in one request, and bytes of its line
@@ -159,11 +160,11 @@ def can_unpack() -> bool:
     return able
 
 
-def _pull_limit() -> int:
-    """How many bytes hermes applies at the most."""
+def _pull_limit(name: str, usual: float) -> float:
+    """One of hermes's limits for what it takes back."""
     with contextlib.suppress(Exception):  # it is hermes's own, and its configuration may be anything
-        return max(0, int(file_sync._sync_back_max_bytes()))
-    return MAX_PULL
+        return max(0.0, float(getattr(file_sync, name)()))
+    return usual
 
 
 def _survives(cwd: str) -> bool:
@@ -322,7 +323,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         is fetched first if the sandbox runs. Never raises; ``execute`` works after it.
         """
         try:
-            if self._client.alive and self._look()[0] == "running":
+            if self._client.alive and self._look(self._still_connected)[0] == "running":
                 with self._syncing:
                     self._scoped(self._files.sync_back)
         except Exception as error:
@@ -489,10 +490,15 @@ class DeepInfraEnvironment(BaseEnvironment):
             text = f"account_mismatch: {error}; {daemon.KEY_VARIABLE} of this profile is another (fingerprint {own})"
             raise SandboxdError(text, hint=OTHER_KEY_HINT) from error
 
-    def _look(self) -> tuple[str, Boot]:
+    def _still_connected(self) -> None:
+        """The tick of what has to end with the agent: no daemon is waited for, or started."""
+        if not self._client.alive:
+            raise ConnectionLost("there is no connection to the daemon any more")
+
+    def _look(self, tick: Tick = no_tick) -> tuple[str, Boot]:
         """The sandbox's state as the daemon knows it, and which start that is; nothing is started."""
         try:
-            sandbox = self._client.call("sandbox.get", self._named, timeout=5)["sandbox"]
+            sandbox = self._client.call("sandbox.get", self._named, timeout=5, tick=tick)["sandbox"]
         except RpcError as error:
             if error.name not in ("sandbox_not_found", "sandbox_gone"):
                 raise
@@ -599,14 +605,23 @@ class DeepInfraEnvironment(BaseEnvironment):
         """The caches alone: hermes would take back what a command did to skills, too, and new files beside them.
 
         Called when the sandbox was seen to run; if it has stopped all the same, it is not started, and
-        an empty archive says that there is nothing to apply."""
+        an empty archive says that there is nothing to apply. So it does where the time is up: hermes holds back Ctrl-C
+        meanwhile, and would try again. What the daemon still writes then has no place any more."""
         try:
-            state, (_, generation) = self._look()
+            state, (_, generation) = self._look(self._still_connected)
             if state == "running":
-                params = {"remote": WAY_BACK, "host": bytes_value(str(destination)), "max_bytes": _pull_limit()}
-                self._client.call("fs.pull", self._named | params | {"generation": generation})
+                limit = _pull_limit("_sync_back_timeout", PULL_TIME)
+                name = f"{destination.name}."  # hermes sweeps what is called so
+                with tempfile.TemporaryDirectory("", name, destination.parent, ignore_cleanup_errors=True) as directory:
+                    fetched = os.path.join(directory, "fetched")
+                    params = {"remote": WAY_BACK, "host": bytes_value(fetched), "generation": generation}
+                    params["max_bytes"] = int(_pull_limit("_sync_back_max_bytes", MAX_PULL))
+                    self._client.call("fs.pull", self._named | params, limit, self._still_connected)
+                    os.replace(fetched, destination)
                 return
             logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: it is %s", state)
+        except (ConnectionLost, NoAnswer) as error:
+            logger.warning("deepinfra-sandbox: changed files were not fetched from the sandbox: %s", error)
         except RpcError as error:
             if error.name not in NOTHING_TO_PULL:
                 raise

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ import hermes_constants
 import pytest
 from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
+from deepinfra_sandboxd import daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, can_unpack, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
@@ -1103,6 +1105,41 @@ def test_where_nothing_can_be_fetched_hermes_does_not_try_again(
     shell.on["fs.pull"] = refuse("cloud_error", "no answer")  # which may be another time
     environment.cleanup()
     assert len(file_sync.failures) == 3 and len(file_sync.waited) == 2
+
+
+def test_a_fetch_at_the_end_takes_no_longer_than_hermes_gives_it(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(file_sync, "timeout", 0.3)
+    environment = make(provider)
+    shell.on["fs.pull"] = lambda peer, params: NO_ANSWER  # the network is gone
+    begun = time.monotonic()
+    on_thread("end", environment.cleanup)
+    assert time.monotonic() - begun < 5
+    assert shell.methods().count("fs.pull") == 1 and file_sync.failures == []
+    assert "files were not fetched" in caplog.text
+    late = Path(decode(shell.wait_for("fs.pull")["host"]).decode())
+    assert not late.parent.exists()  # so that what comes after all is in nobody's way
+    assert environment.execute("echo on")["output"] == "on\n"
+
+
+@pytest.mark.parametrize("when", ["before", "while fetching"])
+def test_a_daemon_that_is_gone_holds_no_agent_up_that_ends(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(daemon, "start", lambda *how, **_: started.append(how) or "")
+    provider.client.patience = 20
+    environment = make(provider)
+    if when == "before":
+        shell.crash()
+    else:
+        shell.on["fs.pull"] = lambda *_: shell.listener.shutdown(socket.SHUT_RDWR) or shell.drop() or NO_ANSWER
+    begun = time.monotonic()
+    on_thread("end", lambda: environment.cleanup(force_remove=False))
+    assert time.monotonic() - begun < 5
+    assert file_sync.failures == [] and started == []
 
 
 def test_a_sandbox_without_caches_has_nothing_to_bring_back(

@@ -23,6 +23,7 @@ failures: list[str] = []
 CACHES = ("documents", "images", "audio", "videos", "screenshots", "web", "delegation")
 credentials: list[str] = []  # below the profile's home; the only files that are never taken back
 max_bytes = 2 << 30
+timeout = 30.0  # seconds
 TRIES = 3
 backoff = (2.0, 4.0)  # seconds between the tries, which `waited` counts instead of sleeping
 waited: list[float] = []
@@ -30,6 +31,10 @@ waited: list[float] = []
 
 def _sync_back_max_bytes() -> int:
     return max_bytes
+
+
+def _sync_back_timeout() -> float:
+    return timeout
 
 
 def iter_sync_files(container_base: str = "/root/.hermes") -> Pairs:

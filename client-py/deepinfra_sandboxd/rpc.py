@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import platform
 import select
@@ -37,6 +38,7 @@ PROTOCOL = 1
 REQUIRED = frozenset({"exec.attach", "exec.stdin", "fs", "generation"})  # capabilities that we build on
 MAX_LINE = 1 << 20  # bytes of one message, newline included; both sides refuse more
 LOOK = 0.02  # seconds between two looks for what ends a wait, such as an interrupt
+LONGEST = 3600.0  # seconds in one wait of the kernel's, which takes no more than 24 days
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 Json = dict[str, Any]
 Answered = Callable[[Json | SandboxdError], None]
@@ -195,14 +197,17 @@ class Connection:
 
     def wait(self, changed: threading.Condition, ready: Callable[[], bool], deadline: float | None) -> None:
         """Return once *ready*, which is looked at when something has come and when *changed* is notified;
-        at the *deadline* (monotonic; None: none); and at the connection's end."""
+        at the *deadline* (monotonic; None: none), but not before what is there already was read; and at the
+        connection's end."""
+        looked = False
         try:
             while not ready() and self.lost is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = LONGEST if deadline is None else min(LONGEST, max(0.0, deadline - time.monotonic()))
+                if left == 0 and (looked or self._reading):
                     return
                 if not self._reading:
                     self._read(left)
+                    looked = True
                     continue
                 self._followers.append(changed)
                 try:
@@ -247,7 +252,7 @@ class Connection:
             for sock in (self._sock, self._waker, self._woken):
                 sock.close()
 
-    def _read(self, timeout: float | None) -> None:
+    def _read(self, timeout: float) -> None:
         """Wait for the socket without the lock, then take in what has come."""
         self._reading = True
         self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -255,7 +260,7 @@ class Connection:
         try:
             self._lock.release()
             try:
-                events = dict(self._poll.poll(None if timeout is None else 1000 * timeout + 1))
+                events = dict(self._poll.poll(math.ceil(1000 * timeout)))
             finally:
                 self._lock.acquire()
                 self._reading = False

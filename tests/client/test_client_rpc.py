@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_daemon import NO_ANSWER, ROOT, FakeDaemon, Message, Peer, Refusal, decode, eventually
+from fake_daemon import NO_ANSWER, ROOT, FakeDaemon, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
 from deepinfra_sandboxd import (
     Client,
@@ -362,6 +362,36 @@ def test_output_arrives_while_the_command_runs(fake: FakeDaemon, client: Client)
     fake.peer().exit(execution.exec_id)
     assert [chunk.data for chunk in execution] == [b"second"]
     assert execution.finished
+
+
+def test_who_does_not_wait_gets_what_is_there(shell: ShellDaemon) -> None:
+    with Client(str(shell.path)) as client:
+        execution, taken = client.start(script="echo hi"), b""
+
+        def finished() -> bool:
+            nonlocal taken
+            chunk = execution.read(0)
+            taken += b"" if chunk is None else chunk.data
+            return execution.finished
+
+        eventually(finished, "it is read to its end")
+        assert taken == b"hi\n"
+        assert execution.wait(0).returncode == 0
+        execution = client.start(script="sleep 60")
+        with pytest.raises(NoAnswer):
+            execution.wait(0)
+        execution.kill()
+
+
+@pytest.mark.parametrize("limit", [30 * 86400.0, 1e300, float("inf")])
+def test_a_limit_may_be_of_any_length(shell: ShellDaemon, limit: float) -> None:
+    with Client(str(shell.path), patience=limit) as client:
+        execution = client.start(script="sleep 0.2; echo done")
+        waiting = threading.Thread(target=lambda: client.run(["true"]))
+        waiting.start()
+        assert execution.wait(limit).stdout == b"done\n"
+        waiting.join()
+        assert len(shell.peers) == 1
 
 
 def test_repeated_output_is_recognised_by_its_position(fake: FakeDaemon, client: Client) -> None:

@@ -210,6 +210,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._known = _known.setdefault(key, _Known())
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
+        self._files: Any = None
         self.after_fork()
         forked.add(self)
         try:
@@ -220,8 +221,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             raise EnvironmentConnectionError(text, retry_hint=plain(getattr(error, "hint", ""))) from error
 
     def after_fork(self) -> None:
-        """Make the locks anew: one at a time makes the session again; one at a time compares the files."""
+        """Make the locks anew, hermes's too: one at a time makes the session again; one compares the files."""
         self._refresh, self._syncing = threading.Lock(), threading.Lock()
+        self._files = self._files and self._synchroniser()
 
     def _scoped(self, work: Callable[[], T]) -> T:
         """Do *work* with our profile in scope, by which hermes finds its files. Its own threads, and ours, have the one

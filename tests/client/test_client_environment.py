@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -13,7 +14,7 @@ import tarfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import hermes_constants
 import pytest
@@ -70,6 +71,25 @@ def held_making_the_session_again(
     thread.start()
     shell.wait_for("exec.start", 2)
     return thread, gate
+
+
+@contextlib.contextmanager
+def child_of_a_fork(check: Callable[[], bool]) -> Iterator[None]:
+    """A child in which *check* has to be true by some time after the block."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if check() else 3)
+        finally:
+            os._exit(4)
+    try:
+        yield
+        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        eventually(lambda: os.waitid(os.P_PID, child, how) is not None, "the child has come to its end")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0
 
 
 @pytest.fixture
@@ -928,21 +948,35 @@ def test_many_files_of_long_names_go_in_as_many_requests_as_lines_allow(
 def test_a_fork_while_another_thread_makes_the_session_again(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     first, gate = held_making_the_session_again(shell, environment)
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if environment.execute("echo child")["output"] == "child\n" else 3)
-        finally:
-            os._exit(4)
     try:
-        shell.wait_for("exec.start", 3)  # the child's own: nobody lets go of its parent's lock
-        gate.set()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        child = 0
+        with child_of_a_fork(lambda: environment.execute("echo child")["output"] == "child\n"):
+            shell.wait_for("exec.start", 3)  # the child's own: nobody lets go of its parent's lock
+            gate.set()
     finally:
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        gate.set()
+        first.join(20)
+
+
+def test_a_fork_while_another_thread_synchronises(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path
+) -> None:
+    environment = make(provider)
+    (synchronised / "skills/one.md").write_text("changed here")
+    push, gate = shell.on["fs.push"], threading.Event()
+
+    def held(peer: Peer, params: Message) -> Message:
+        if len(params["files"]) == 1:  # the parent's
+            gate.wait(20)
+        return dict(push(peer, params))
+
+    shell.on["fs.push"] = held
+    first = threading.Thread(target=environment.execute, args=("true",))
+    first.start()
+    shell.wait_for("fs.push", 2)
+    try:
+        with child_of_a_fork(lambda: environment.execute("cat .hermes/skills/one.md")["output"] == "changed here"):
+            pass
+    finally:
         gate.set()
         first.join(20)
 

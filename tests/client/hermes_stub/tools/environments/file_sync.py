@@ -12,6 +12,7 @@ import posixpath
 import shutil
 import tarfile
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Callable
@@ -65,8 +66,13 @@ class FileSyncManager:
         self._known: dict[str, tuple[float, int]] = {}
         self._hashes: dict[str, str] = {}
         self._last = 0.0
+        self._lock = threading.Lock()  # hermes does not renew it after a fork
 
     def sync(self, *, force: bool = False) -> None:
+        with self._lock:
+            self._sync(force)
+
+    def _sync(self, force: bool) -> None:
         if not force and time.monotonic() - self._last < self._interval:
             return
         wanted = {remote: (host, os.stat(host)) for host, remote in self._get_files()}
@@ -90,6 +96,10 @@ class FileSyncManager:
             failures.append(f"sync: {error}")
 
     def sync_back(self) -> None:
+        with self._lock:
+            self._sync_back()
+
+    def _sync_back(self) -> None:
         if self._download is None or not self._known:
             return
         for attempt in range(TRIES):

@@ -176,7 +176,8 @@ class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
     *signal* is what an interrupt sends to the command: KILL, TERM or INT. *idle_stop*: seconds until the
-    sandbox is stopped when it is idle; 0 is the daemon's own time. *used* is told True each time
+    sandbox is stopped when it is idle; 0 is the daemon's own time. *api_key* tells the key of the profile in scope;
+    what it raises at creation comes out. *used* is told True each time
     that the sandbox was made or started or found running, and False when it is to be removed.
     """
 
@@ -193,7 +194,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         persistent: bool = True,
         plan: str | None = None,
         idle_stop: int = 0,
-        api_key: str | None = None,
+        api_key: Callable[[], str | None] = lambda: None,
         signal: str = "KILL",
         used: Callable[[DeepInfraEnvironment, bool], None] = lambda *_: None,
     ) -> None:
@@ -202,7 +203,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._persistent = persistent
         # An ephemeral sandbox lives as long as its session, not as its turn.
         self._session_scoped = not persistent
-        self._client, self._api_key, self._signal, self._used = client, api_key, signal, used
+        self._client, self._signal, self._used = client, signal, used
+        self._read_key, self._api_key = api_key, api_key()
         self._idle_stop = idle_stop
         self._scope = contextvars.copy_context()  # the profile's
         self._named: Json = {"key": key_value(key)}
@@ -481,14 +483,21 @@ class DeepInfraEnvironment(BaseEnvironment):
     def _use_account(self, tick: Tick) -> None:
         """Offer the profile's API key to a daemon with none or another, which takes it if its own is refused."""
         hello = self._client.connected(tick).hello
-        if self._api_key is None or (hello.configured and hello.fingerprint in (None, fingerprint(self._api_key))):
+
+        def is_known(key: str | None) -> bool:
+            return key is None or (hello.configured and hello.fingerprint in (None, fingerprint(key)))
+
+        if not is_known(self._api_key):  # it may have been replaced since
+            with contextlib.suppress(Exception):  # such as of secrets that are out of reach
+                self._api_key = self._scoped(self._read_key)
+        if (key := self._api_key) is None or is_known(key):
             return
         try:
-            self._client.set_account(self._api_key, tick)
+            self._client.set_account(key, tick)
         except RpcError as error:
             if error.name != "account_mismatch":
                 raise
-            own = fingerprint(self._api_key)
+            own = fingerprint(key)
             text = f"account_mismatch: {error}; {daemon.KEY_VARIABLE} of this profile is another (fingerprint {own})"
             raise SandboxdError(text, hint=OTHER_KEY_HINT) from error
 

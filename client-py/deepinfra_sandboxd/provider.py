@@ -178,7 +178,7 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
             persistent=persistent,
             plan=chosen["plan"],
             idle_stop=idle_seconds(chosen["idle_stop"]),
-            api_key=api_key(),
+            api_key=api_key,
             signal=signal_name(chosen["interrupt"]),
             used=self._used,
         )

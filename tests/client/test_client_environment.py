@@ -1020,6 +1020,19 @@ def test_a_refused_key_is_replaced_by_the_one_that_hermes_has_now(
     assert environment.execute("echo ok")["output"] == "ok\n" and shell.methods().count("account.set") == 1
 
 
+def test_a_key_that_was_replaced_meanwhile_counts_for_older_sessions(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    older = make(provider, task_id="session:1")
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    shell.key_refused = True  # the old one
+    make(provider, task_id="session:2")  # hands the new one over
+    assert older.execute("echo ok", bounded_capture=True)["output"] == "ok\n"
+    assert shell.methods().count("account.set") == 1
+
+
 def test_a_daemon_without_a_key_is_given_the_profiles(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -578,7 +578,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         if result.get("cwd_observed") and call.boot is not None:
             self._known.cwds[result["cwd"]] = call.boot
         if self._untold and not call.quiet:
-            self._untold, result["environment_recreated"] = False, True
+            # Of hermes's tools the terminal alone passes it on.
+            self._untold, result["environment_recreated"] = call.raising, True
         return result
 
     # -- files: hermes decides what, the daemon carries

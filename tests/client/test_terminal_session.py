@@ -577,7 +577,8 @@ def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, 
     assert environment.cwd == "/tmp/d"
     (sandbox,) = emulator.sandboxes()
     control(emulator, f"sandboxes/{sandbox['sandbox_id']}/stop")
-    result = environment.execute("cat /workspace/f; echo lost=$LOST; mkdir /tmp/new; cd /tmp/new", cwd="/tmp/d")
+    command = "cat /workspace/f; echo lost=$LOST; mkdir /tmp/new; cd /tmp/new"
+    result = environment.execute(command, cwd="/tmp/d", bounded_capture=True)
     assert result["environment_recreated"] is True and result["output"].split() == ["kept", "lost="]
     assert ok(environment, "pwd", cwd="/tmp/new") == "/tmp/new"
     after = environment.execute("pwd; cat /workspace/f; echo lost=$LOST", cwd="/tmp/d")

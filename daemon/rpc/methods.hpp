@@ -80,7 +80,7 @@ boost::asio::awaitable<json::value> exec_list(call from, exec_list_params params
 boost::asio::awaitable<json::value> fs_push(call from, fs_push_params params);
 boost::asio::awaitable<json::value> fs_put(call from, fs_put_params params);
 boost::asio::awaitable<json::value> fs_get(call from, fs_fetch_params params);
-boost::asio::awaitable<json::value> fs_pull(call from, fs_fetch_params params);
+boost::asio::awaitable<json::value> fs_pull(call from, fs_pull_params params);
 boost::asio::awaitable<json::value> fs_delete(call from, fs_delete_params params);
 
 } // namespace sandboxd::rpc

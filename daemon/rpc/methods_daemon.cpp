@@ -46,7 +46,7 @@ asio::awaitable<json::value> hello(call from, hello_params params) {
         {"version", sys::version()},
         {"instance", from.parts.instance},
         {"capabilities", json::array{"exec.attach", "exec.stdin", "fs", "generation", "idle_stop",
-                                     "put_into_directory", "raw_output"}},
+                                     "pull_changed_only", "put_into_directory", "raw_output"}},
         {"account", json::object{{"configured", account.configured()},
                                  {"fingerprint", fingerprint_or_null(account)}}}};
 }

@@ -158,7 +158,7 @@ asio::awaitable<json::value> fs_get(call from, fs_fetch_params params) {
     co_return result;
 }
 
-asio::awaitable<json::value> fs_pull(call from, fs_fetch_params params) {
+asio::awaitable<json::value> fs_pull(call from, fs_pull_params params) {
     const sync::fetch_result fetched = co_await fetch(std::move(from), std::move(params), true);
     co_return encode_fetched(fetched);
 }

@@ -123,6 +123,10 @@ struct fs_fetch_params {
     static fs_fetch_params from(const json::object& object);
 };
 
+struct fs_pull_params : fs_fetch_params {
+    static fs_pull_params from(const json::object& object);
+};
+
 struct fs_delete_params {
     core::sandbox_key key;
     std::vector<std::string> remotes;

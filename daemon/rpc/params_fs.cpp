@@ -75,9 +75,9 @@ fs_put_params fs_put_params::from(const json::object& object) {
     return params;
 }
 
-fs_fetch_params fs_fetch_params::from(const json::object& object) {
-    fields in(object);
-    fs_fetch_params params;
+namespace {
+
+void take_fetch(fields& in, fs_fetch_params& params) {
     params.request.key = in.key("key");
     params.request.remote = bytes(in, "remote");
     params.request.host = host_path(in);
@@ -86,6 +86,23 @@ fs_fetch_params fs_fetch_params::from(const json::object& object) {
     }
     params.request.generation = in.generation();
     params.transfer = transfer_name(in);
+}
+
+} // namespace
+
+fs_fetch_params fs_fetch_params::from(const json::object& object) {
+    fields in(object);
+    fs_fetch_params params;
+    take_fetch(in, params);
+    in.finish();
+    return params;
+}
+
+fs_pull_params fs_pull_params::from(const json::object& object) {
+    fields in(object);
+    fs_pull_params params;
+    take_fetch(in, params);
+    params.request.changed_only = in.flag("changed_only", false);
     in.finish();
     return params;
 }

@@ -27,6 +27,7 @@
 #include <chrono>
 #include <climits>
 #include <exception>
+#include <map>
 #include <system_error>
 
 namespace sandboxd::sync {
@@ -101,8 +102,13 @@ private:
         received_ = 0;
         const std::uint64_t part_bytes = shop_->download.part_size();
         const bool compress = shop_->download.rate() < slow_line;
+        std::map<std::string, std::string> known;
+        if (request_.changed_only) {
+            const manifest pushed = co_await shop_->load(id);
+            known = pushed.contents_below(request_.remote);
+        }
         json::object asked = pack_arguments(operation->text(), shop_->live_in(id), request_.remote,
-                                            part_bytes, compress, request_.max_bytes);
+                                            part_bytes, compress, request_.max_bytes, known);
         const json::object said = co_await there->call("pack", std::move(asked));
         const std::optional<pack_answer> packed = parse_pack(said, part_bytes);
         if (!packed) {

@@ -177,13 +177,18 @@ json::object unpack_arguments(const std::string& operation, const std::vector<st
 
 json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
                             const std::string& remote, std::uint64_t part_bytes, bool compress,
-                            std::optional<std::uint64_t> max_bytes) {
+                            std::optional<std::uint64_t> max_bytes,
+                            const std::map<std::string, std::string>& known) {
+    json::object digests;
+    for (const auto& [path, digest] : known)
+        digests[to_characters(path)] = digest;
     return {{"op", operation},
             {"live", names(live)},
             {"remote", to_characters(remote)},
             {"part_bytes", part_bytes},
             {"compress", compress},
-            {"max_bytes", max_bytes ? json::value(*max_bytes) : json::value(nullptr)}};
+            {"max_bytes", max_bytes ? json::value(*max_bytes) : json::value(nullptr)},
+            {"known", std::move(digests)}};
 }
 
 json::object drop_arguments(const std::string& operation, const std::vector<std::string>& live) {

@@ -7,6 +7,7 @@
 #include <boost/json/object.hpp>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,9 +52,11 @@ struct unpack_order {
 };
 json::object unpack_arguments(const std::string& operation, const std::vector<std::string>& live,
                               const unpack_order& order);
+// `known`: digests of content, by path, with which a file is left out.
 json::object pack_arguments(const std::string& operation, const std::vector<std::string>& live,
                             const std::string& remote, std::uint64_t part_bytes, bool compress,
-                            std::optional<std::uint64_t> max_bytes);
+                            std::optional<std::uint64_t> max_bytes,
+                            const std::map<std::string, std::string>& known);
 // Of `drop` and `sweep`.
 json::object drop_arguments(const std::string& operation, const std::vector<std::string>& live);
 // Of `delete` and `look`.

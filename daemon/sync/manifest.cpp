@@ -143,6 +143,17 @@ bool manifest::unsettle(const std::string& path) {
     return any;
 }
 
+std::map<std::string, std::string> manifest::contents_below(const std::string& path) const {
+    std::map<std::string, std::string> out;
+    const std::string prefix = path + "/";
+    auto it = entries.lower_bound(prefix);
+    for (; it != entries.end() && it->first.starts_with(prefix); ++it) {
+        const manifest_entry& each = it->second;
+        if (each.kind == file_kind::file && !each.unsettled) out.emplace(it->first, each.digest);
+    }
+    return out;
+}
+
 std::string format_manifest(const manifest& what) {
     std::string text(first_line);
     text += "\nsandbox ";

@@ -68,6 +68,8 @@ struct manifest {
     void forget(const std::string& path); // and all below it
     void forget_below(const std::string& path);
     bool unsettle(const std::string& path); // and all below it; whether anything is known there
+    // The digests of the files below it that are settled, by their paths.
+    std::map<std::string, std::string> contents_below(const std::string& path) const;
 };
 
 std::string format_manifest(const manifest& what);

@@ -68,6 +68,7 @@ struct fetch_request {
     std::string host;   // absolute
     bool as_tar = false;
     std::optional<std::uint64_t> max_bytes;
+    bool changed_only = false;               // no files with the content that was pushed
     std::optional<std::uint64_t> generation; // of the sandbox, if only that one will do
 };
 struct fetch_result {

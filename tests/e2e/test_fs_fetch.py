@@ -165,6 +165,37 @@ def test_a_pull_is_one_tar_named_from_the_root(peer: Peer, daemon: Daemon, emula
     nothing_left(emulator, daemon, tmp_path)
 
 
+def test_a_pull_may_leave_out_what_is_as_it_was_pushed(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
+    odd = pathlib.Path(os.fsdecode(b"\xff new\nline"))
+    contents = {"same": b"x" * 3_000_000, "empty": b"", "edited": b"here", "saved here since": b"a", "deleted here since": b"a", odd: b"odd"}
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name, content in contents.items():
+        (tree / name).write_bytes(content)
+    peer.call("fs.push", {"key": DEFAULT_KEY, "files": [{"host": str(tree), "remote": "/workspace/t"}]})
+    (tree / "saved here since").write_bytes(b"b")
+    (tree / "deleted here since").unlink()
+    (tree / "same").touch()
+    # What the sandbox itself has made, or made of it: of the same size, a copy under another name, a link in its place.
+    peer.sh("cd /workspace/t; printf hehe > edited; cp same copy; : > new; rm empty; ln -s same empty")
+    assert taken(peer, tmp_path, changed_only=True) == {"edited", "copy", "new", "empty"}
+    assert taken(peer, tmp_path) == {"edited", "copy", "new", *map(str, contents)}
+    # Too much is what is left, and a file that was named itself is never left out.
+    with pytest.raises(RpcFailure) as refused:
+        call(peer, "pull", remote="t", host=str(tmp_path / "t.tar"), changed_only=True, max_bytes=2_000_000)
+    assert refused.value.name == "too_large"  # the copy
+    peer.sh("rm /workspace/t/copy")
+    call(peer, "pull", remote="t", host=str(tmp_path / "t.tar"), changed_only=True, max_bytes=2_000_000)
+    assert call(peer, "pull", remote="t/same", host=str(tmp_path / "t.tar"), changed_only=True)["files"] == 1
+
+
+def taken(peer: Peer, tmp_path: pathlib.Path, **more: bool) -> set[str]:
+    """What a pull of t brings that is no directory."""
+    call(peer, "pull", remote="t", host=str(tmp_path / "t.tar"), **more)
+    with tarfile.open(tmp_path / "t.tar", errors="surrogateescape", encoding="utf-8") as archive:
+        return {member.name.removeprefix("workspace/t/") for member in archive if not member.isdir()}
+
+
 def test_delete_takes_any_spelling(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

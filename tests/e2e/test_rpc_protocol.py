@@ -82,7 +82,7 @@ def test_hello_says_who_answers(daemon: Daemon) -> None:
         told = peer.hello()
         status = peer.status()
         assert told["protocol"] == 1
-        assert told["capabilities"] == ["exec.attach", "exec.stdin", "fs", "generation", "idle_stop", "put_into_directory", "raw_output"]
+        assert told["capabilities"] == ["exec.attach", "exec.stdin", "fs", "generation", "idle_stop", "pull_changed_only", "put_into_directory", "raw_output"]
         assert told["instance"] == status["daemon"]["instance"]
         assert told["version"] == status["daemon"]["version"]
         assert told["account"] == {"configured": True, "fingerprint": status["account"]["fingerprint"]}

@@ -102,6 +102,18 @@ TEST_CASE("sync manifest: forgetting takes what is below, and nothing that only 
     CHECK(all.entries.empty());
 }
 
+TEST_CASE("sync manifest: the contents below a path are those of settled files") {
+    manifest all = sample();
+    all.entries["/workspace/b"] = {.digest = "of b"};
+    all.entries["/workspace/b/f"] = {.digest = "of f"};
+    all.entries["/workspace/b/g"] = {.digest = "of g", .unsettled = true};
+    all.entries["/workspace/b/l"] = {.kind = file_kind::link, .digest = "of l"};
+    all.entries["/workspace/b-"] = {.digest = "of b-"};
+    const std::map<std::string, std::string> expected{{"/workspace/b/f", "of f"}};
+    CHECK(all.contents_below("/workspace/b") == expected);
+    CHECK(all.contents_below("/workspace/none").empty());
+}
+
 TEST_CASE("sync manifest: what is about to be touched is unsettled, with all that is below it") {
     manifest all = sample();
     CHECK(!all.unsettle("/workspace/a/nothing"));

@@ -324,7 +324,8 @@ class DeepInfraEnvironment(BaseEnvironment):
     def cleanup(self, force_remove: bool | None = None) -> None:
         """Let go of the sandbox, which lives on by the daemon's clock; only ``force_remove=True``, an
         explicit removal, terminates it, unless others hold it. What changed in the synchronised files
-        is fetched first if the sandbox runs. Never raises; ``execute`` works after it.
+        is fetched first if the sandbox runs, and for that no daemon is looked for. Never raises; ``execute``
+        works after it.
         """
         try:
             if self._client.alive and self._look(self._still_connected)[0] == "running":
@@ -614,7 +615,9 @@ class DeepInfraEnvironment(BaseEnvironment):
                 raise SandboxdError(f"{method}: {one.get('host', '')} {one['remote']}: {text}")
 
     def _pull(self, destination: Path) -> None:
-        """The caches alone: hermes would take back what a command did to skills, too, and new files beside them.
+        """The caches alone: hermes would take back what a command did to skills, too, and new files beside them. And of
+        these what differs from what was pushed: hermes may know no more what that was, or take what the host
+        has by then for it, and would undo what was saved or deleted there since.
 
         Called when the sandbox was seen to run; if it has stopped all the same, it is not started, and
         an empty archive says that there is nothing to apply. So it does where the time is up: hermes holds back Ctrl-C
@@ -628,6 +631,8 @@ class DeepInfraEnvironment(BaseEnvironment):
                     fetched = os.path.join(directory, "fetched")
                     params = {"remote": WAY_BACK, "host": bytes_value(fetched), "generation": generation}
                     params["max_bytes"] = int(_pull_limit("_sync_back_max_bytes", MAX_PULL))
+                    if "pull_changed_only" in self._client.connected(self._still_connected).hello.capabilities:
+                        params["changed_only"] = True
                     self._client.call("fs.pull", self._named | params, limit, self._still_connected)
                     os.replace(fetched, destination)
                 return

@@ -24,6 +24,7 @@ from support.daemon import Daemon, find_binary  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 
 from deepinfra_sandboxd import Client, RpcError  # noqa: E402
+from deepinfra_sandboxd.environment import DeepInfraEnvironment  # noqa: E402
 from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
 from tools import interrupt  # noqa: E402
 from tools.environments.base import EnvironmentConnectionError  # noqa: E402
@@ -357,6 +358,35 @@ def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, t
     found = [path for path in home.rglob("*") if path.is_symlink() or path.is_file()]
     assert [path for path in found if path.is_symlink() or b"evil" in path.read_bytes()] == []
     assert sorted(path.name for path in (home / "cache").rglob("*")) == ["i.png", "images", "new.png"]
+
+
+@pytest.mark.parametrize("what", ["deleted", "saved"])
+def test_what_became_of_a_file_here_is_not_undone_by_what_was_pushed(
+    hermes: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    images = Path(os.environ["HERMES_HOME"]) / "cache" / "images"
+    images.mkdir(parents=True)
+    for name in ("one.png", "two.png"):
+        (images / name).write_text("first half")
+    push = DeepInfraEnvironment._push
+
+    def pushed_and_saved(self: DeepInfraEnvironment, files: list[tuple[str, str]]) -> None:
+        push(self, files)
+        (images / "one.png").write_text("first half, second half")  # before hermes looks at it again
+
+    with monkeypatch.context() as patched:
+        if what == "saved":
+            patched.setattr(DeepInfraEnvironment, "_push", pushed_and_saved)
+        environment = make(hermes)
+    ok(environment, "true")
+    if what == "deleted":
+        environment.cleanup()
+        (images / "one.png").unlink()
+        environment = make(hermes)  # with a manager that knows of nothing
+    ok(environment, "echo there > .hermes/cache/images/two.png", cwd="/workspace")
+    environment.cleanup(force_remove=False)
+    left = {"one.png": "first half, second half"} if what == "saved" else {}
+    assert {path.name: path.read_text() for path in images.iterdir()} == {"two.png": "there\n"} | left
 
 
 def test_a_file_is_fetched_whatever_it_holds(hermes: DeepInfraProvider, tmp_path: Path) -> None:

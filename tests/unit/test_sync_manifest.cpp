@@ -104,12 +104,12 @@ TEST_CASE("sync manifest: forgetting takes what is below, and nothing that only 
 
 TEST_CASE("sync manifest: the contents below a path are those of settled files") {
     manifest all = sample();
-    all.entries["/workspace/b"] = {.digest = "of b"};
-    all.entries["/workspace/b/f"] = {.digest = "of f"};
-    all.entries["/workspace/b/g"] = {.digest = "of g", .unsettled = true};
-    all.entries["/workspace/b/l"] = {.kind = file_kind::link, .digest = "of l"};
-    all.entries["/workspace/b-"] = {.digest = "of b-"};
-    const std::map<std::string, std::string> expected{{"/workspace/b/f", "of f"}};
+    for (const char* name : {"b", "b/f", "b/g", "b/l", "b-"}) {
+        all.entries[std::string("/workspace/") + name].digest = std::string("of ") + name;
+    }
+    all.entries["/workspace/b/g"].unsettled = true;
+    all.entries["/workspace/b/l"].kind = file_kind::link;
+    const std::map<std::string, std::string> expected{{"/workspace/b/f", "of b/f"}};
     CHECK(all.contents_below("/workspace/b") == expected);
     CHECK(all.contents_below("/workspace/none").empty());
 }

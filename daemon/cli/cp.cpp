@@ -4,6 +4,7 @@
 #include "base/utf8.hpp"
 #include "cli/cp_paths.hpp"
 #include "cli/profiles.hpp"
+#include "cli/status_line.hpp"
 #include "cli/verb.hpp"
 
 #include <poll.h>
@@ -50,31 +51,18 @@ std::string human_size(double bytes) {
 class progress_line {
 public:
     explicit progress_line(bool wanted) : wanted_(wanted) {}
-    ~progress_line() { clear(); }
-    progress_line(const progress_line&) = delete;
-    progress_line& operator=(const progress_line&) = delete;
 
     void show(std::string_view method, const json::object& news) {
         if (!wanted_) return;
         if (method == "sandbox.progress") {
-            write(printable(text_of(news, "text")));
+            line_.show(printable(text_of(news, "text")));
         } else if (method == "fs.progress") {
-            write(transfer_text(news));
+            line_.show(transfer_text(news));
         }
     }
-    void clear() {
-        if (shown_) put("\r\x1b[K");
-        shown_ = false;
-    }
+    void clear() { line_.clear(); }
 
 private:
-    static void put(std::string_view text) {
-        (void)!::write(STDERR_FILENO, text.data(), text.size());
-    }
-    void write(const std::string& text) {
-        put("\r" + text + "\x1b[K");
-        shown_ = true;
-    }
     std::string transfer_text(const json::object& news) {
         const std::string phase = printable(text_of(news, "phase"));
         const double done = number_of(news, "done_bytes").value_or(0);
@@ -91,7 +79,7 @@ private:
     }
 
     bool wanted_;
-    bool shown_ = false;
+    status_line line_;
 };
 
 // A daemon that ends meanwhile is waited for and asked again: half a transfer leaves nothing

@@ -32,14 +32,9 @@ void notices::say_to_people(std::string_view text) {
 void notices::progress(const json::object& news) {
     if (!terminal_ || mid_line_) return;
     const auto waited = number_of(news, "waited_s").value_or(0);
-    std::string line = "\r" + std::string(prefix) + printable(text_of(news, "text"));
-    if (waited >= 1) line += " (" + human_time(std::chrono::duration<double>(waited)) + ")";
-    write_to_stderr(line + "\x1b[K");
-    shown_ = true;
-}
-
-void notices::clear() {
-    if (std::exchange(shown_, false)) write_to_stderr("\r\x1b[K");
+    std::string line(prefix);
+    if (waited >= 1) line += "(" + human_time(std::chrono::duration<double>(waited)) + ") ";
+    line_.show(line + printable(text_of(news, "text")));
 }
 
 } // namespace sandboxd::cli

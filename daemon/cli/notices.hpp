@@ -2,6 +2,8 @@
 // terminal one line of progress that is written over. Text of others is escaped.
 #pragma once
 
+#include "cli/status_line.hpp"
+
 #include <boost/json/object.hpp>
 
 #include <string_view>
@@ -13,10 +15,6 @@ namespace json = boost::json;
 class notices {
 public:
     explicit notices(bool terminal) : terminal_(terminal) {}
-    ~notices() { clear(); }
-    notices(const notices&) = delete;
-    notices& operator=(const notices&) = delete;
-
     // A line of its own.
     void say(std::string_view text);
     // The same, if somebody sits there.
@@ -24,13 +22,13 @@ public:
     // The params of sandbox.progress; not while a line of output stands unfinished.
     void progress(const json::object& news);
     // Makes room for output.
-    void clear();
+    void clear() { line_.clear(); }
     // The terminal's last line is unfinished, or not.
     void mid_line(bool unfinished) noexcept { mid_line_ = terminal_ && unfinished; }
 
 private:
     bool terminal_;
-    bool shown_ = false;
+    status_line line_;
     bool mid_line_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/utf8.hpp"
 
+#include <algorithm>
 #include <clocale>
 #include <cstdio>
 #include <cwchar>
@@ -23,6 +24,12 @@ character first_of(std::string_view text) {
     for (std::size_t at = 1; at < size; ++at)
         code = code << 6 | (byte(at) & 0x3fU);
     return {code, size};
+}
+
+// In the locale utf8_locale.
+std::size_t width_of(const character& one) {
+    const int columns = ::wcwidth(static_cast<wchar_t>(one.code));
+    return columns < 0 ? 1 : static_cast<std::size_t>(columns);
 }
 
 bool harmless(char32_t c) {
@@ -92,11 +99,25 @@ std::size_t display_width(std::string_view text) {
     std::size_t width = 0;
     while (!text.empty()) {
         const character next = first_of(text);
-        const int columns = ::wcwidth(static_cast<wchar_t>(next.code));
-        width += columns < 0 ? 1 : static_cast<std::size_t>(columns);
+        width += width_of(next);
         text.remove_prefix(next.size);
     }
     return width;
+}
+
+std::string cut_to(std::size_t columns, std::string_view text) {
+    if (display_width(text) <= columns) return std::string(text);
+    constexpr std::string_view more = "...";
+    const std::string_view sign = more.substr(0, std::min(columns, more.size()));
+    const utf8_locale locale;
+    std::size_t width = sign.size();
+    std::size_t kept = 0;
+    for (;;) {
+        const character next = first_of(text.substr(kept));
+        width += width_of(next);
+        if (width > columns) return std::string(text.substr(0, kept)) + std::string(sign);
+        kept += next.size;
+    }
 }
 
 std::string style::operator()(paint look, std::string_view text) const {

@@ -18,6 +18,9 @@ std::string printable(std::string_view text);
 // Columns that `text` (valid UTF-8, printable) takes on a terminal.
 std::size_t display_width(std::string_view text);
 
+// `text` (as above), or as much of its beginning as takes that many columns with "..." behind it.
+std::string cut_to(std::size_t columns, std::string_view text);
+
 enum class paint { plain, good, bad, warning, faint, strong };
 
 // Colours, or their absence.

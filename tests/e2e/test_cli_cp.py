@@ -8,6 +8,7 @@ import pathlib
 import pty
 import re
 import subprocess
+import termios
 from collections.abc import Callable
 
 import pytest
@@ -166,9 +167,10 @@ def slowly(peer: Peer, emulator: Emulator, tmp_path: pathlib.Path) -> None:
     emulator.fault({"latency_after_ms": 400}, method="PUT", route=CONTENT)
 
 
-def cp_on_terminal(daemon: Daemon, cwd: pathlib.Path, *arguments: str, only: str) -> tuple[bytes, bytes]:
+def cp_on_terminal(daemon: Daemon, cwd: pathlib.Path, *arguments: str, only: str, columns: int = 80) -> tuple[bytes, bytes]:
     """What is written to the pipe that one of stdout and stderr is, and to the terminal that the `only` other one is."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     piped = "stdout" if only == "stderr" else "stderr"
     with subprocess.Popen(daemon.command("cp", *arguments), env={**daemon.environment, "TERM": "xterm"}, cwd=cwd,
                           **{piped: subprocess.PIPE, only: theirs}) as copying:
@@ -196,6 +198,14 @@ def test_a_terminal_gets_a_bar_that_goes_away(daemon: Daemon, tmp_path: pathlib.
     assert {len(full) + len(empty) for full, empty, _, _ in bars} == {30}
     assert len(bars[-1][0]) == 30 and bars[-1][3] == b"19.1 MiB"
     assert seen.endswith(b"\r\x1b[K") and b"\n" not in seen
+
+
+@pytest.mark.usefixtures("slowly")
+def test_no_line_is_wider_than_the_terminal(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    """It would wrap, could not be written over, and fill the screen."""
+    _, seen = cp_on_terminal(daemon, tmp_path, "here", "sandbox:f", only="stderr", columns=30)
+    lines = [line.removesuffix(b"\x1b[K") for line in seen.split(b"\r")]
+    assert b"sending [" in seen and max(map(len, lines)) == 29 and any(line.endswith(b"...") for line in lines)
 
 
 @pytest.mark.usefixtures("slowly")

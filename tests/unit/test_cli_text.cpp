@@ -52,6 +52,17 @@ TEST_CASE("printable: nothing that comes from elsewhere reaches the terminal as 
     CHECK(printable(std::string_view("a\0b", 3)) == "a\\x00b");
 }
 
+TEST_CASE("cut_to keeps whole characters, and says that there is more") {
+    CHECK(cut_to(5, "abcde") == "abcde");
+    CHECK(cut_to(5, "abcdef") == "ab...");
+    CHECK(cut_to(2, "abcdef") == "..");
+    CHECK(cut_to(0, "a") == "");
+    CHECK(cut_to(4, "\u65e5\u672c\u8a9e") == "..."); // the first takes two columns
+    CHECK(cut_to(5, "\u65e5\u672c\u8a9e") == "\u65e5...");
+    CHECK(cut_to(4, "caf\u00e9s") == "c...");
+    CHECK(cut_to(5, "caf\u00e9s") == "caf\u00e9s");
+}
+
 TEST_CASE("display_width counts columns, not bytes") {
     CHECK(display_width("abc") == 3);
     CHECK(display_width("caf\u00e9") == 4);

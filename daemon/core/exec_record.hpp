@@ -25,6 +25,7 @@ struct exec_record {
     std::string exec_id;
     std::string digest; // of the request, see command_digest
     sandbox_key key;
+    owner_process client; // that asked for it
     std::optional<milliseconds> timeout;
     exec_phase phase = exec_phase::accepted;
     std::int64_t at = 0; // unix milliseconds: when it was asked for, sent, or found to have ended

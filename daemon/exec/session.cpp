@@ -59,6 +59,7 @@ session::session(surroundings& around, request request)
     core::check_spec(command_);
     record_.exec_id = std::move(request.exec_id);
     record_.key = std::move(request.key);
+    record_.client = around.manager.remembered(want_.client);
     record_.timeout = request.timeout;
     record_.digest = core::command_digest(command_, record_.timeout);
     record_.at = unix_now();
@@ -316,7 +317,7 @@ asio::awaitable<sandbox::lease> session::hold_sandbox() {
 asio::awaitable<bool> session::acquire_again() {
     if (!lease_) {
         std::optional<sandbox::lease> held =
-            co_await around_.manager.hold_running(key(), sandbox_id(), id());
+            co_await around_.manager.hold_running(key(), sandbox_id(), id(), record_.client);
         if (held && !lease_) {
             lease_ = std::move(*held);
         }

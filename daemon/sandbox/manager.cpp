@@ -296,8 +296,14 @@ lease manager::lease_of(const std::shared_ptr<entry>& each, ensured how, std::st
     });
 }
 
-asio::awaitable<std::optional<lease>>
-manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string exec_id) {
+asio::awaitable<std::optional<lease>> manager::hold_running(core::sandbox_key key,
+                                                            std::string sandbox_id,
+                                                            std::string exec_id,
+                                                            core::owner_process client) {
+    sys::process_identity asker = nobody;
+    if (client.boot == boot_) {
+        asker = {static_cast<pid_t>(client.pid), client.start_time};
+    }
     for (;;) {
         while (!reconciled_) {
             co_await pulse_->activity.wait();
@@ -317,8 +323,13 @@ manager::hold_running(core::sandbox_key key, std::string sandbox_id, std::string
         if (each->record.state != core::life_state::running) {
             co_return std::nullopt;
         }
-        co_return lease_of(each, {}, std::move(exec_id), nobody);
+        co_return lease_of(each, {}, std::move(exec_id), asker);
     }
+}
+
+core::owner_process manager::remembered(const std::optional<sys::process_identity>& client) const {
+    return client ? core::owner_process{client->pid, client->start_time, boot_}
+                  : core::owner_process{};
 }
 
 void manager::distrust(const core::sandbox_key& key) {

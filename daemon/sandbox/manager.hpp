@@ -184,11 +184,15 @@ public:
     boost::asio::awaitable<lease> hold_generation(core::sandbox_key key, std::uint64_t generation,
                                                   wanted want, std::string exec_id,
                                                   progress_callback on_progress);
-    // That very sandbox, held for a command that was sent to it before, if it runs. Starts nothing;
-    // waits until the platform's own view is known. Nothing: it does not run any more, or belongs
-    // to another account, of which nothing can be known.
-    boost::asio::awaitable<std::optional<lease>>
-    hold_running(core::sandbox_key key, std::string sandbox_id, std::string exec_id);
+    // What can be recognised after a restart of the daemon.
+    core::owner_process remembered(const std::optional<sys::process_identity>& client) const;
+    // That very sandbox, held for a command that `client` has had sent to it before, if it runs.
+    // Starts nothing; waits until the platform's own view is known. Nothing: it does not run any
+    // more, or belongs to another account, of which nothing can be known.
+    boost::asio::awaitable<std::optional<lease>> hold_running(core::sandbox_key key,
+                                                              std::string sandbox_id,
+                                                              std::string exec_id,
+                                                              core::owner_process client);
     // Counts `holder` among those who want the key's sandbox kept, until it releases it or its
     // process is gone.
     void hold(const core::sandbox_key& key, sys::process_identity holder);

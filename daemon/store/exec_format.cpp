@@ -101,6 +101,12 @@ exec_record record_from(const json::object& object) {
     record.exec_id = text("id");
     record.digest = text("digest");
     record.key = {text("profile"), text("task")};
+    if (const json::value* client = object.if_contains("client")) {
+        const json::object& process = client->as_object();
+        record.client = {process.at("pid").to_number<int>(),
+                         process.at("start").to_number<std::uint64_t>(),
+                         json::value_to<std::string>(process.at("boot"))};
+    }
     if (const json::value* timeout = object.if_contains("timeout_ms")) {
         record.timeout = milliseconds(timeout->to_number<std::int64_t>());
     }
@@ -132,6 +138,11 @@ std::string format_exec_record(const exec_record& record) {
                         {"generation", record.generation},
                         {"attached", record.attached},
                         {"safe", record.safe}};
+    if (record.client.pid != 0) {
+        object["client"] = {{"pid", record.client.pid},
+                            {"start", record.client.start_time},
+                            {"boot", record.client.boot}};
+    }
     if (record.timeout) {
         object["timeout_ms"] = record.timeout->count();
     }

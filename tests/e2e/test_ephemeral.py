@@ -200,6 +200,25 @@ def test_the_owner_that_lets_go_ends_no_command_of_a_guest(make_daemon: Make, em
         assert {one["exec_id"]: one["returncode"] for one in other.call("exec.list")["execs"]} == {"long": 0, "short": 0}
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_guests_command_is_known_as_that_to_the_next_daemon(make_daemon: Make, emulator: Emulator, end: str) -> None:
+    """The owner's ends with its session, as before."""
+    daemon = make_daemon(orphan_grace=0.2).start()
+    with Guest(daemon) as guest:
+        with session(daemon) as made:
+            guest.ask("exec.start", exec_id="long", argv=["/bin/sh", "-c", "touch begun; until [ -e go ]; do sleep 0.02; done; touch ended"])
+            wait_until(lambda: (workspace(emulator) / "begun").exists(), "it runs")
+            getattr(daemon, end)()
+        daemon.start()
+        with daemon.peer() as peer:
+            wait_until(lambda: peer.status()["daemon"]["phase"] == "ready", "it has compared")
+            stays(emulator, 5 * 0.2)
+            assert only_id(emulator) == made
+            (workspace(emulator) / "go").touch()
+            wait_until(lambda: gone(emulator), "nobody works in it any more")
+            assert [one["returncode"] for one in peer.call("exec.list")["execs"]] == [0]
+
+
 def test_a_guest_that_does_nothing_does_not_keep_it(hasty: Daemon, emulator: Emulator) -> None:
     with Guest(hasty) as guest:
         with session(hasty) as made:

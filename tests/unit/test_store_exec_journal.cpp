@@ -22,6 +22,7 @@ exec_record ended(const std::string& id) {
     record.exec_id = id;
     record.digest = "d\"1";
     record.key = {"pro\nfile", "täsk"};
+    record.client = {4711, 1ULL << 40, "boot"};
     record.timeout = milliseconds(1'500);
     record.phase = exec_phase::ended;
     record.at = 1'800'000'000'123;
@@ -53,6 +54,9 @@ TEST_CASE("exec journal: every field comes back") {
     CHECK(after->exec_id == before.exec_id);
     CHECK(after->digest == before.digest);
     CHECK(after->key == before.key);
+    CHECK(after->client.pid == 4711);
+    CHECK(after->client.start_time == 1ULL << 40);
+    CHECK(after->client.boot == "boot");
     CHECK(after->timeout == before.timeout);
     CHECK(after->phase == before.phase);
     CHECK(after->at == before.at);

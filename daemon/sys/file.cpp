@@ -29,16 +29,20 @@ unique_fd open_directory(const fs::path& directory) {
     return fd;
 }
 
-// mkdir -p, each new level 0700 whatever the umask.
+// 0700 whatever the umask. False: that failed (errno), other than because it is there.
+bool make_directory(const fs::path& directory) {
+    if (::mkdir(directory.c_str(), 0700) != 0) return errno == EEXIST;
+    return ::chmod(directory.c_str(), 0700) == 0;
+}
+
+// mkdir -p.
 void make_directories(const fs::path& directory) {
-    if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return;
+    if (make_directory(directory)) return;
     if (errno != ENOENT || !directory.has_parent_path() || directory.parent_path() == directory) {
         throw_errno("cannot make directory " + directory.string());
     }
     make_directories(directory.parent_path());
-    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-        throw_errno("cannot make directory " + directory.string());
-    }
+    if (!make_directory(directory)) throw_errno("cannot make directory " + directory.string());
 }
 
 } // namespace
@@ -111,8 +115,12 @@ void ensure_private_directory(const fs::path& directory) {
     if ((status.st_mode & 077) != 0) {
         char mode[8];
         std::snprintf(mode, sizeof mode, "%04o", status.st_mode & 07777u);
-        throw_errno("directory " + directory.string() + " is open to others (mode " + mode +
-                        "; this closes it: chmod 700 " + directory.string() + ")",
+        const bool shared = (status.st_mode & S_ISVTX) != 0; // as /tmp is, and has to stay
+        throw_errno("directory " + directory.string() + " is open to others (mode " + mode + "; " +
+                        (shared ? "name one of your own below it, such as " +
+                                      (directory / "deepinfra-sandboxd").string()
+                                : "this closes it: chmod 700 " + directory.string()) +
+                        ")",
                     EPERM);
     }
 }

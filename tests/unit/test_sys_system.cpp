@@ -127,15 +127,22 @@ TEST_CASE("read_file") {
 
 TEST_CASE("private directories are made 0700, and refused when open to others") {
     const scratch here;
-    const mode_t before = ::umask(0);
-    ensure_private_directory(here.path / "a/b/c");
-    ::umask(before);
-    CHECK(mode_of(here.path / "a") == 0700);
-    CHECK(mode_of(here.path / "a/b/c") == 0700);
+    for (const mode_t umask : {0777, 0177, 0}) {
+        fs::remove_all(here.path / "a");
+        const mode_t before = ::umask(umask);
+        ensure_private_directory(here.path / "a/b/c");
+        ::umask(before);
+        CHECK(mode_of(here.path / "a") == 0700);
+        CHECK(mode_of(here.path / "a/b/c") == 0700);
+    }
     REQUIRE(::chmod((here.path / "a/b").c_str(), 0750) == 0);
     const std::string error = error_of([&] { ensure_private_directory(here.path / "a/b"); });
     CHECK(contains(error, "mode 0750"));
     CHECK(contains(error, "chmod 700 " + (here.path / "a/b").string()));
+    REQUIRE(::chmod((here.path / "a/b").c_str(), 01777) == 0); // as /tmp is, and must stay
+    const std::string shared = error_of([&] { ensure_private_directory(here.path / "a/b"); });
+    CHECK(!contains(shared, "chmod"));
+    CHECK(contains(shared, (here.path / "a/b/deepinfra-sandboxd").string()));
     atomic_write(here.path / "file", "");
     CHECK(!error_of([&] { ensure_private_directory(here.path / "file"); }).empty());
 }

@@ -39,7 +39,7 @@ FILES = {
     "state", "lock", "socket", "instance", "instance.bad", "api-key", "state.json", "state.json.bad", "state.json.partly-bad",
     "sandbox-keys", "execs.journal",
 }  # fmt: skip
-AT_EACH_START = ("lock", "socket")  # files that any start writes, whatever it is for; see Operation.every_file
+AT_EACH_START = ("lock", "socket")  # files that any start may write, whatever it is for; see Operation.every_file
 
 
 class Stage:

@@ -442,7 +442,7 @@ OPERATIONS = {
     "the first start": Operation(
         None, call("sandbox.ensure", KEY), (CREATE, GET), STATE_AND_KEYS | {"state", "instance", "lock", "socket"}, every_file=True),
     "start over what runs": Operation(
-        running, by_itself(is_ready), (LIST,), frozenset({"state.json", "lock", "socket"}), keeps=("default",), restarted=True,
+        running, by_itself(is_ready), (LIST,), frozenset({"state.json", "lock"}), keeps=("default",), restarted=True,
         every_file=True, after=it_runs_on),
     "find what a create has made": Operation(
         create_in_doubt(LOSES_ANSWER, 1), by_itself(written("running")), (LIST,), restarted=True, after=it_runs_on),

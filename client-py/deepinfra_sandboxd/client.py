@@ -25,6 +25,7 @@ INLINE = 1 << 17  # bytes of script and input that go with the request itself
 KEY_LIMIT = 30.0  # seconds for the daemon to try an API key
 START_LIMIT = 8.0  # seconds that a daemon gets to listen after it was started here
 GRACE = 1.5  # seconds in which a daemon that was lost is expected back by itself
+FORGOTTEN = 10.0  # seconds after which what others did about a lost daemon counts no more
 ATTEMPTS = 5  # at a call whose connection is lost each time
 # Answered by the daemon itself; everything else may have to wait for the cloud.
 _PROMPT = ("daemon.", "rpc.", "exec.list", "sandbox.get", "sandbox.list")
@@ -59,6 +60,7 @@ class Client:
         self._socket_path, self._start, self._hand_over = socket_path, start, hand_over
         self._connection: Connection | None = None
         self._gone_since: float | None = None
+        self._tried = 0.0  # when somebody last tried to connect, monotonic
         self._starter: _Starter | None
         self.after_fork()
         forked.add(self)
@@ -235,10 +237,13 @@ class Client:
         *tick* may end this at any time: how long the daemon has been away, and that one was started, counts for all
         who come meanwhile."""
         again = self._connection is not None
+        if time.monotonic() - self._tried > FORGOTTEN:
+            self._gone_since = self._starter = None
         self._gone_since = since = self._gone_since or time.monotonic()
         if again:
             time.sleep(LOOK)  # not to hammer a daemon that ends each connection
         while True:
+            self._tried = time.monotonic()
             try:
                 paths = daemon.socket_candidates(self._socket_path)
                 connection = Connection.open(paths, self.timeout, self.lock, self._notified, tick)

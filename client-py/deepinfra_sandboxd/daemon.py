@@ -66,8 +66,8 @@ def socket_candidates(explicit: str | None = None) -> list[str]:
     usual = [os.path.join(runtime, PROGRAM, "rpc.sock")] if runtime else []
     own = [_text_of(os.path.join(state_dir(), "socket")).strip(), os.path.join(state_dir(), "rpc.sock")]
     # systemd's socket of a daemon with that state directory that never ran is at the usual place as well
-    found = [_configured("socket"), *(own + usual if _named_state_dir() else usual + own)]
-    return list(dict.fromkeys(filter(None, found)))
+    usual = [_configured("socket"), *usual]
+    return list(dict.fromkeys(filter(None, own + usual if _named_state_dir() else usual + own)))
 
 
 def is_another(instance: str, explicit: str | None = None) -> bool:

@@ -52,6 +52,7 @@ NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a dir
 OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
 TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
+SYNC_GRACE = 5.0  # seconds that the end waits for files that are still being sent
 SILENCE = 300.0  # seconds without a byte after which a fetch is given up
 OTHER_KEY_HINT = (
     f"hermes config set {daemon.KEY_VARIABLE} <the daemon's key>; or, for a daemon of this key's own, set"
@@ -288,7 +289,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             # its word: at worst another session begins there, and is shown that. Otherwise what the first
             # meant for its home would be done to /workspace, unseen.
             nowhere = cwd in NO_PREFERENCE[1:] and self._known.cwds.get(cwd) != call.boot
-            call.cwd = WORKSPACE if nowhere or self._known.is_stale(cwd or self.cwd, call.boot) else cwd
+            if stale := self._known.is_stale(cwd or self.cwd, call.boot):
+                stale = self._run_own(["test", "-d", cwd or self.cwd], lambda chunk: None).returncode != 0
+            call.cwd = WORKSPACE if nowhere or stale else cwd
             call.handles.clear()  # those of the session's snapshot, if that was made again
             try:
                 result = super().execute(command, call.cwd, **options)
@@ -329,7 +332,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         """
         try:
             if self._client.alive and self._look(self._still_connected)[0] == "running":
-                with self._syncing:
+                with self._alone(self._patience(SYNC_GRACE)):
                     self._scoped(self._files.sync_back)
         except Exception as error:
             logger.warning("deepinfra-sandbox: fetching changed files at the end: %s", error)
@@ -502,6 +505,26 @@ class DeepInfraEnvironment(BaseEnvironment):
             text = f"account_mismatch: {error}; {daemon.KEY_VARIABLE} of this profile is another (fingerprint {own})"
             raise SandboxdError(text, hint=OTHER_KEY_HINT) from error
 
+    @contextlib.contextmanager
+    def _alone(self, tick: Tick) -> Iterator[None]:
+        """With nobody else at the files, waiting for whoever is."""
+        while not self._syncing.acquire(timeout=LOOK):
+            tick()
+        try:
+            yield
+        finally:
+            self._syncing.release()
+
+    @staticmethod
+    def _patience(seconds: float) -> Tick:
+        until = time.monotonic() + seconds
+
+        def tick() -> None:
+            if time.monotonic() >= until:
+                raise NoAnswer("another thread is still sending files")
+
+        return tick
+
     def _still_connected(self) -> None:
         """The tick of what has to end with the agent: no daemon is waited for, or started."""
         if not self._client.alive:
@@ -525,7 +548,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         """
         if not threading.main_thread().is_alive() and not self._client.alive:
             raise SandboxdError("the interpreter ends, and there is no connection")  # none is made any more
-        state, boot = self._look()
+        state, boot = self._look(no_tick if threading.main_thread().is_alive() else self._still_connected)
         if state == "running" and boot == self._boot:
             call.boot = boot  # it may have stopped all the same, and must not be started
             return None
@@ -556,8 +579,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             lock.release()
 
     def _begin_session(self, call: _Call, tick: Tick) -> None:
-        self._files = self._synchroniser()
-        self._scoped(partial(self._files.sync, force=True))
+        with self._alone(tick):
+            self._files = self._synchroniser()
+            self._scoped(partial(self._files.sync, force=True))
         tick()  # hermes takes an interrupt of the synchronisation for one of its failures
         self._snapshot_ready = False
         call.handles.clear()

@@ -400,6 +400,22 @@ def test_a_restart_that_an_idle_session_met_is_told_and_leaves_it_a_directory(
     assert "environment_recreated" not in environment.execute("true")
 
 
+def test_a_directory_that_was_made_again_is_not_mistaken_for_the_lost_one(
+    shell: ShellDaemon, provider: DeepInfraProvider, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    make(provider).execute(f"cd {outside}")
+    restart(shell)
+    outside.rmdir()
+    environment = make(provider)
+    environment.execute(f"mkdir {outside}", bounded_capture=True)
+    assert environment.execute("pwd", cwd=str(outside))["output"].strip() == str(outside)
+    before = shell.methods().count("exec.start")
+    assert environment.execute("pwd", cwd=str(outside))["output"].strip() == str(outside)
+    assert shell.methods().count("exec.start") == before + 1  # that it is there is known now
+
+
 def test_a_restart_that_a_failed_call_met_is_told_by_the_next(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,8 +447,9 @@ def test_a_stop_that_nobody_knows_of_is_met_before_the_command_runs(
     result = environment.execute(command, cwd=str(outside), stdin_data="", bounded_capture=True)
     assert (result["output"], result["returncode"]) == ("a\n", 0) and result["environment_recreated"] is True
     assert (shell.directory / "ran").read_text() == "x\n"
-    # Refused as of the old generation; then the session, and the command under another id.
+    # Refused as of the old generation; then the session, a look for the directory, and the command under another id.
     starts = [m["params"] for m in shell.messages if m["method"] == "exec.start"][asked:]
+    assert starts.pop(2)["argv"] == ["test", "-d", str(outside)]
     assert [(one["login"], one["generation"]) for one in starts] == [(False, 1), (True, 2), (False, 2)]
     assert len({one["exec_id"] for one in starts}) == 3 and starts[0]["exec_id"] not in shell.started
     result = environment.execute("pwd", cwd=str(new))  # it is of the new generation, and stays
@@ -1172,6 +1189,26 @@ def test_a_fetch_at_the_end_takes_no_longer_than_hermes_gives_it(
     late = Path(decode(shell.wait_for("fs.pull")["host"]).decode())
     assert not late.parent.exists()  # so that what comes after all is in nobody's way
     assert environment.execute("echo on")["output"] == "on\n"
+
+
+def test_files_that_are_still_being_sent_hold_no_agent_up_that_ends(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.environment.SYNC_GRACE", 0.2)
+    environment = make(provider)
+    (synchronised / "cache/images/two.txt").write_text("changed here")
+    push = shell.on["fs.push"]
+    shell.on["fs.push"] = lambda peer, params: NO_ANSWER
+    sending = threading.Thread(target=lambda: environment.execute("true"), daemon=True)
+    sending.start()
+    shell.wait_for("fs.push", 2)
+    begun = time.monotonic()
+    on_thread("end", lambda: environment.cleanup(force_remove=False))
+    assert time.monotonic() - begun < 5 and "fs.pull" not in shell.methods()
+    shell.on["fs.push"] = push
+    shell.drop()  # it is sent again
+    sending.join(20)
+    assert file_sync.failures == []
 
 
 @pytest.mark.parametrize("when", ["before", "while fetching"])

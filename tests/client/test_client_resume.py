@@ -391,6 +391,28 @@ def test_short_reads_start_one_daemon_and_end_when_it_does_not_come(
         assert counts.read_text() == "\n\n"  # whoever asks next may have mended it
 
 
+def test_a_start_that_nobody_waited_for_is_no_answer_to_who_asks_later(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.client.START_LIMIT", 0.3)
+    monkeypatch.setattr("deepinfra_sandboxd.client.FORGOTTEN", 0.1)
+    stand_in(programs / "deepinfra-sandboxd", "echo >> $0.count")
+    counts = programs / "deepinfra-sandboxd.count"
+
+    def interrupted() -> None:
+        if counts.exists():
+            raise InterruptedError
+
+    with Client() as client:
+        with pytest.raises(InterruptedError):
+            client.call("daemon.ping", tick=interrupted)
+        deadline = time.monotonic() + 0.5
+        eventually(lambda: time.monotonic() > deadline, "its time is up")
+        with pytest.raises(DaemonNotRunning):
+            client.call("daemon.ping")
+    assert counts.read_text() == "\n\n"
+
+
 def test_a_machine_that_lets_no_daemon_be_started_says_so(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,8 +82,8 @@ std::optional<std::string> profile_at(std::string_view given, const fs::path& ho
     fs::path path(given);
     if (given.starts_with("~/")) {
         path = home / given.substr(2);
-    } else if (given.starts_with("./") || given.starts_with("../") || given == "." ||
-               given == "..") {
+    } else if (given.starts_with("./") || given.starts_with("../") || given.ends_with('/') ||
+               given == "." || given == "..") {
         path = fs::absolute(path);
     } else if (!is_path(given)) {
         return std::nullopt;

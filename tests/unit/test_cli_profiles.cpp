@@ -48,6 +48,7 @@ TEST_CASE("cli profiles: a path means what the plugin calls it") {
     CHECK(profile_at("~/.hermes/profiles/../profiles/work", user) == work);
     CHECK(profile_at("/srv/nowhere//profiles/x/", user) == "/srv/nowhere/profiles/x");
     CHECK(profile_at("./x", user) == (std::filesystem::canonical(".") / "x").string());
+    CHECK(profile_at("a/x/", user) == (std::filesystem::canonical(".") / "a/x").string());
     for (const char* name : {"work", "default", "", "a/b", "~"})
         CHECK(!profile_at(name, user));
 }

@@ -79,8 +79,9 @@ connection context::connect(std::chrono::milliseconds patience) const {
     try {
         return connection::open(tried, patience, wanted_state_dir());
     } catch (const failure& why) {
-        const pid_t owner =
-            why.code() == exit_code::not_running ? sys::lock_owner(where.state_dir) : 0;
+        // A socket that was asked for by name may be any daemon's.
+        const bool by_its_state = why.code() == exit_code::not_running && !where.socket;
+        const pid_t owner = by_its_state ? sys::lock_owner(where.state_dir) : 0;
         if (owner == 0) throw;
         std::string all;
         for (const std::filesystem::path& socket : tried)

@@ -141,7 +141,7 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         // background is: then this is the way to end it.
         const core::exec_exit& exit = fsm_.exit();
         const bool lives_on =
-            exit.background && around_.manager.generation(key()) == record_.generation;
+            exit.background && around_.manager.is_known(key(), sandbox_id(), record_.generation);
         if (exit.reason != core::exit_reason::lost && !exit.kill_unconfirmed && !lives_on) {
             co_return cancel_outcome{true, {}};
         }

@@ -128,6 +128,13 @@ core::sandbox_key manager::key_of(const selector& which) {
     return find(which)->record.key;
 }
 
+bool manager::is_known(const core::sandbox_key& key, const std::string& sandbox_id,
+                       std::uint64_t generation) const {
+    const auto found = entries_.find(key);
+    return found != entries_.end() && found->second->record.sandbox_id == sandbox_id &&
+           found->second->record.generation == generation;
+}
+
 std::uint64_t manager::generation(const core::sandbox_key& key) const {
     const auto found = entries_.find(key);
     return found == entries_.end() ? 0 : found->second->record.generation;
@@ -147,7 +154,7 @@ bool manager::may_be_of_account(const entry& each) const {
 
 asio::awaitable<void> manager::compare() {
     // One that is under way may have asked with the key before.
-    const std::uint64_t enough = comparisons_ + 2;
+    const std::uint64_t enough = comparisons_ + (comparing_ ? 2 : 1);
     reconcile_soon();
     while (compared_as_ != account_.fingerprint()) {
         if (comparisons_ >= enough && reconcile_trouble_) {
@@ -304,6 +311,7 @@ asio::awaitable<std::optional<lease>> manager::hold_running(core::sandbox_key ke
     if (client.boot == boot_) {
         asker = {static_cast<pid_t>(client.pid), client.start_time};
     }
+    bool asked = false;
     for (;;) {
         while (!reconciled_) {
             co_await pulse_->activity.wait();
@@ -313,6 +321,13 @@ asio::awaitable<std::optional<lease>> manager::hold_running(core::sandbox_key ke
             co_return std::nullopt;
         }
         const std::shared_ptr<entry> each = found->second;
+        if (may_be_of_account(*each)) {
+            if (!std::exchange(asked, true)) {
+                reconcile_soon();
+            }
+            co_await pulse_->activity.wait();
+            continue;
+        }
         if (!is_of_account(*each)) {
             co_return std::nullopt;
         }

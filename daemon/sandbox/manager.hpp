@@ -218,6 +218,9 @@ public:
     std::chrono::seconds server_timeout(const core::sandbox_key& key) const;
     view get(const selector& which);                 // throws sandbox_not_found
     core::sandbox_key key_of(const selector& which); // throws sandbox_not_found
+    // Whether that is a key's sandbox, and its newest boot.
+    bool is_known(const core::sandbox_key& key, const std::string& sandbox_id,
+                  std::uint64_t generation) const;
     // Of a key's newest boot; 0 before the first.
     std::uint64_t generation(const core::sandbox_key& key) const;
     std::vector<view> list();
@@ -375,6 +378,7 @@ private:
     bool listed_once_ = false;
     std::string compared_as_; // fingerprint of the key whose listing the records were compared with
     std::uint64_t comparisons_ = 0; // tried
+    bool comparing_ = false;        // another one is under way
     std::vector<cloud::sandbox_info> orphans_;
     bool orphans_unseen_ = false;                     // as entry::unseen
     std::map<std::string, core::usage> orphan_usage_; // by id; since this daemon first saw them

@@ -71,7 +71,9 @@ asio::awaitable<void> manager::reconcile_until_done() {
             continue;
         }
         reconcile_again_ = false;
+        comparing_ = true;
         const bool well = co_await reconcile();
+        comparing_ = false;
         ++comparisons_;
         pulse_->activity.notify_all();
         std::optional<std::chrono::milliseconds> delay;

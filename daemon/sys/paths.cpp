@@ -93,8 +93,10 @@ std::vector<fs::path> client_sockets(const environment& env, const client_settin
         }
         sockets.push_back(*socket);
     };
-    add(where.configured_socket);
-    if (!where.state_dir_named) add(runtime_socket(env));
+    if (!where.state_dir_named) {
+        add(where.configured_socket);
+        add(runtime_socket(env));
+    }
     try {
         if (const auto text = read_file(socket_address_file(where.state_dir), 4096)) {
             const std::string line = text->substr(0, text->find('\n'));
@@ -104,6 +106,7 @@ std::vector<fs::path> client_sockets(const environment& env, const client_settin
         // Unreadable is as good as absent: it is only one of several places to look.
     }
     add(where.state_dir / "rpc.sock");
+    add(where.configured_socket);
     // Last: systemd's socket of a daemon that never ran is here; another directory's daemon may be.
     add(runtime_socket(env));
     return sockets;

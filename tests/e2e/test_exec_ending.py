@@ -369,6 +369,15 @@ def test_a_cancel_after_the_end_ends_what_it_left_in_the_background(daemon: Daem
         assert is_dead(emulator), processes(emulator)
 
 
+def test_of_a_sandbox_that_is_no_more_nothing_is_left(peer: Peer, emulator: Emulator) -> None:
+    exec_id = peer.start(script="sleep 600 >/dev/null 2>&1 & echo hi")
+    assert peer.finish(exec_id).stdout == b"hi\n"
+    peer.call("sandbox.terminate", {"key": DEFAULT_KEY})
+    before = emulator.count(EXEC)
+    assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+    assert emulator.count(EXEC) == before
+
+
 def test_an_end_told_in_doubt_is_put_right_for_who_asks_again(peer: Peer, daemon: Daemon, emulator: Emulator) -> None:
     peer.sh("true")
     exec_id = peer.start(script="echo hi; until [ -e go ]; do sleep 0.01; done; echo bye; touch ended; exit 3")

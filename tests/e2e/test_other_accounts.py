@@ -191,6 +191,34 @@ def test_nobody_is_sent_away_before_it_is_known_whose_it_is(daemon: Daemon, emul
                 peer.call(method, {"key": DEFAULT_KEY})
 
 
+def test_nor_is_an_ended_commands_output_given_away(daemon: Daemon, emulator: Emulator) -> None:
+    """Asked for again just as the key was replaced."""
+    emulator.config(more_keys="new-key", latency_ms=100)
+    with daemon.peer() as peer:
+        exec_id = peer.start("echo", "kept")
+        peer.output(exec_id, 5)
+        peer.notification("exec.exit", exec_id=exec_id)
+    with daemon.peer() as peer:
+        emulator.fault({"status": 401, "body": '{"detail": "x"}'}, method="GET", route="/v1/sandboxes")
+        peer.call("account.set", {"api_key": "new-key"})
+        peer.attach(exec_id)
+        ended = peer.finish(exec_id)
+        assert (ended.stdout, ended.returncode, ended.params["dropped_bytes"]) == (b"kept\n", 0, 0)
+
+
+def test_a_key_that_is_refused_keeps_nobody_waiting(daemon: Daemon, emulator: Emulator) -> None:
+    """Asking again is put off ever longer meanwhile."""
+    with daemon.peer() as peer:
+        peer.sh("true")
+    daemon.stop()
+    made_with_another_key(daemon)
+    emulator.fault({"status": 401, "body": '{"detail": "bad key"}'}, times=0)
+    with daemon.start().peer(limit_s=8) as peer:
+        for _ in range(5):
+            with pytest.raises(RpcFailure, match="unauthorized"):
+                peer.call("sandbox.ensure", {"key": DEFAULT_KEY})
+
+
 def test_where_that_cannot_be_learnt_this_is_said(daemon: Daemon, emulator: Emulator) -> None:
     with daemon.peer() as peer:
         peer.sh("true")

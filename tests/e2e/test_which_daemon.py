@@ -110,6 +110,24 @@ def test_a_configured_socket_is_not_the_only_place(usual: Daemon, tmp_path: path
     assert reached_by_python(usual) == str(usual.pid)
 
 
+def test_nor_does_it_keep_a_named_state_directorys_daemon_from_being_found(usual: Daemon, other: Daemon) -> None:
+    usual.options["socket"] = str(usual.socket)
+    usual.start()
+    configure(usual, f"socket = {usual.socket}\n")
+    other.socket = other.state_dir / "rpc.sock"
+    other.options["socket"] = str(other.socket)
+    other.start()
+    assert status_of(usual)["pid"] == usual.pid
+    assert status_of(usual, "--state-dir", str(other.state_dir))["pid"] == other.pid
+    assert reached_by_python(usual, DEEPINFRA_SANDBOXD_STATE_DIR=str(other.state_dir)) == str(other.pid)
+
+
+def test_a_socket_that_was_mistyped_ends_no_daemon(usual: Daemon, tmp_path: pathlib.Path) -> None:
+    usual.start()
+    done = usual.cli("status", "--socket", str(tmp_path / "typo.sock"))
+    assert done.returncode == 3 and b"typo.sock" in done.stderr and b"kill" not in done.stderr
+
+
 def configure(daemon: Daemon, text: str) -> None:
     directory = pathlib.Path(daemon.environment["XDG_CONFIG_HOME"]) / "deepinfra-sandboxd"
     directory.mkdir(parents=True)

@@ -126,6 +126,8 @@ const setting settings[] = {
      "requests a connection, then it is closed; 0 = any"},
     {"keep_alive_idle_ms", &config::keep_alive_idle_ms, "",
      "idle connections are closed silently; 0 = never"},
+    {"more_keys", &config::more_keys, "",
+     "more valid API keys of the same account, comma-separated"},
     {"other_accounts", &config::other_accounts, "",
      "more valid API keys, comma-separated, each an account of its own"},
     {"record_requests", &config::record_requests, "",

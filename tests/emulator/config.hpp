@@ -85,6 +85,7 @@ struct config {
     std::string accept_mode = "normal";
     std::int64_t keep_alive_requests = 0;
     std::int64_t keep_alive_idle_ms = 0;
+    std::string more_keys;
     std::string other_accounts;
 
     // The emulator itself

@@ -38,6 +38,8 @@ std::map<std::string, std::string> read_query(std::string_view text) {
 } // namespace
 
 void world::read_accounts() {
+    for (const auto key : split(settings.more_keys, ','))
+        if (!key.empty()) accounts.emplace(std::string(key), 0);
     for (const auto key : split(settings.other_accounts, ','))
         if (!key.empty()) accounts.emplace(std::string(key), static_cast<int>(accounts.size()));
 }

@@ -337,8 +337,10 @@ TEST_CASE("client settings: where a daemon is looked for") {
         CHECK(places({}, named) == of_it); // a flag goes before a variable
     }
     SUBCASE("the configuration file's") {
+        here.config("socket = /file.sock\n");
+        CHECK(places() == paths{"/file.sock", runtime, usual / "rpc.sock"});
         here.config("state-dir = ~/s\nsocket = /file.sock\n");
-        CHECK(places() == paths{"/file.sock", "/left.sock", named / "rpc.sock", runtime});
+        CHECK(places() == paths{"/left.sock", named / "rpc.sock", "/file.sock", runtime});
         CHECK(load_client_settings({}, {}, here.env).state_dir_named);
     }
 }

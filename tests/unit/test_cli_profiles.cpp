@@ -44,7 +44,7 @@ TEST_CASE("cli profiles: a path means what the plugin calls it") {
     CHECK(profile_at((user / ".hermes/").string(), user) == "default");
     CHECK(profile_at("~/.hermes", user) == "default");
     const std::string work = (user / "real/profiles/work").string();
-    CHECK(profile_at((user / ".hermes/profiles/work/").string(), user) == work);
+    CHECK(profile_at((user / ".hermes/profiles/work").string() + "/", user) == work);
     CHECK(profile_at("~/.hermes/profiles/../profiles/work", user) == work);
     CHECK(profile_at("/srv/nowhere//profiles/x/", user) == "/srv/nowhere/profiles/x");
     CHECK(profile_at("./x", user) == (std::filesystem::canonical(".") / "x").string());

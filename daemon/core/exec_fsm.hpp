@@ -166,8 +166,9 @@ private:
     std::optional<exec_exit> verdict_; // of its runner, while it is being ended
     bool after_end_ = false;           // it had ended before the kill, it is not known how
     bool looking_ = false;
-    int kills_ = 0;               // under way
-    bool kill_confirmed_ = false; // by the last of them
+    int kills_ = 0;                  // under way
+    bool started_meanwhile_ = false; // the command, since the last of them was sent
+    bool kill_confirmed_ = false;    // by the last of them
     bool killed_for_good_ = false;
     bool killed_twice_ = false;
     bool waiting_to_send_ = false;

@@ -184,6 +184,7 @@ milliseconds exec_fsm::kill_patience() const noexcept {
 
 exec_fsm::steps exec_fsm::kill_again() {
     kill_confirmed_ = false;
+    started_meanwhile_ = false;
     ++kills_;
     return {{action::kill}};
 }
@@ -240,6 +241,10 @@ exec_fsm::steps exec_fsm::on_deadline() {
 exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach reach) {
     if (phase_ != phase::ending || --kills_ > 0) {
         return {}; // the later kill has seen more
+    }
+    const bool may_have_missed = !confirmed || reach == kill_reach::so_far;
+    if (std::exchange(started_meanwhile_, false) && may_have_missed) {
+        return kill_again();
     }
     if (!confirmed) {
         unconfirmed_ = "that its processes have ended could not be confirmed (" + why +

@@ -120,8 +120,8 @@ struct exec_bench {
     std::string exited(int code = 0) { return note(fsm.on_exited(code)); }
     std::string refused() { return note(fsm.on_refused("too much output")); }
     std::string cut() { return note(fsm.on_cut(failure_of(cloud::failure_kind::interrupted))); }
-    std::string cancel(kill_signal signal = kill_signal::kill) {
-        return note(fsm.on_cancel(signal));
+    std::string cancel(kill_signal signal = kill_signal::kill, bool early = false) {
+        return note(fsm.on_cancel(signal, early));
     }
     std::string deadline() { return note(fsm.on_deadline()); }
     std::string killed(bool confirmed = true, kill_reach reach = kill_reach::so_far) {

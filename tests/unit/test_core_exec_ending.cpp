@@ -256,9 +256,9 @@ TEST_CASE("exec, ending: a command accepted after the kill was sent is killed ag
     SUBCASE("the first kill has not ended yet") {
         bench b;
         b.to_ending_unanswered();
-        CHECK(b.sent() == "read kill");
-        CHECK(b.killed() == "-"); // the first: it says nothing about what started after it
+        CHECK(b.sent() == "read");
         CHECK(b.lingered() == "-");
+        CHECK(b.killed() == "kill"); // the first: it says nothing about what started after it
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "kill");
         CHECK(b.killed() == "linger-500");
@@ -280,29 +280,67 @@ TEST_CASE("exec, ending: a command accepted after the kill was sent is killed ag
     SUBCASE("the second is not confirmed") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read kill");
-        CHECK(b.killed() == "-");
+        REQUIRE(b.sent() == "read");
+        CHECK(b.killed() == "kill");
         CHECK(b.killed(false) == "finish");
         CHECK(b.exit() == "timed_out 124 yes unconfirmed");
     }
     SUBCASE("the first is not confirmed, the second is") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read kill");
-        CHECK(b.killed(false) == "-");
+        REQUIRE(b.sent() == "read");
+        CHECK(b.killed(false) == "kill");
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "kill");
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "finish");
         CHECK(b.exit() == "timed_out 124 yes");
     }
-    SUBCASE("its stream ends between the two") {
+    SUBCASE("its stream ends before the first is confirmed") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read kill");
+        REQUIRE(b.sent() == "read");
         CHECK(b.exited() == "-");
-        CHECK(b.killed() == "-");
+        CHECK(b.killed() == "kill");
         CHECK(b.killed() == "finish");
+    }
+    SUBCASE("a sharper one was sent after it had been accepted") {
+        bench b;
+        b.to_sending();
+        REQUIRE(b.cancel(kill_signal::interrupt, true) == "kill");
+        REQUIRE(b.sent() == "read");
+        CHECK(b.cancel(kill_signal::kill) == "kill");
+        CHECK(b.killed() == "-");
+        CHECK(b.killed() == "linger-500"); // it saw all there was
+    }
+}
+
+// What a command does on Ctrl-C, it does once.
+TEST_CASE("exec, ending: a kill that holds for what starts late is not repeated") {
+    bench b;
+    b.to_sending();
+    REQUIRE(b.cancel(kill_signal::interrupt, true) == "kill");
+    SUBCASE("its command is heard of while it is under way") {
+        REQUIRE(b.sent() == "read");
+        SUBCASE("it ran") {
+            CHECK(b.killed(true, kill_reach::for_good) == "linger-500");
+        }
+        SUBCASE("nothing was found of it") {
+            CHECK(b.killed(true, kill_reach::before_start) == "linger-500");
+        }
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+    SUBCASE("it is heard of afterwards") {
+        REQUIRE(b.killed(true, kill_reach::for_good) == "linger-500");
+        CHECK(b.sent() == "read linger-500"); // as long as any, for what is read only now
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 yes");
+    }
+    SUBCASE("it had ended by itself, and its runner is being asked how") {
+        REQUIRE(b.killed(true, kill_reach::after_end) == "look");
+        CHECK(b.sent() == "read");
+        CHECK(b.found(std::nullopt) == "linger-2000");
     }
 }
 

@@ -22,6 +22,7 @@ struct seen {
     bool may_send = true;   // nothing was sent since the last certain refusal
     int kills_running = 0;
     bool killed_since_accept = false; // some kill begun after the last acceptance was confirmed
+    bool killed_for_good = false;     // or one that also holds for what starts later
     int stale_kills = 0;              // of those running, begun before the acceptance
     bool told = false;                // its runner's word on its end
     int looks = 0;                    // asked for, not answered
@@ -146,7 +147,7 @@ TEST_CASE("exec: a random walk keeps every promise") {
                 if (all.accepted || !sensible) apply(fsm.on_cut(failure_of(kind::interrupted)));
                 break;
             case 10:
-                apply(fsm.on_cancel(static_cast<kill_signal>(random() % 3)));
+                apply(fsm.on_cancel(static_cast<kill_signal>(random() % 3), random() % 2 == 0));
                 break;
             case 11:
                 if (random() % 3 == 0) apply(fsm.on_deadline());
@@ -155,12 +156,14 @@ TEST_CASE("exec: a random walk keeps every promise") {
                 if (all.kills_running == 0) break;
                 --all.kills_running;
                 const bool confirmed = random() % 3 != 0;
-                if (all.stale_kills > 0) {
-                    --all.stale_kills;
-                } else if (confirmed) {
-                    all.killed_since_accept = true;
-                }
-                const auto reach = random() % 2 == 0 ? kill_reach::after_end : kill_reach::so_far;
+                const kill_reach reaches[] = {kill_reach::so_far, kill_reach::for_good,
+                                              kill_reach::after_end};
+                const kill_reach reach = reaches[random() % 3];
+                const bool stale = all.stale_kills > 0;
+                all.stale_kills -= stale ? 1 : 0;
+                all.killed_since_accept = all.killed_since_accept || (confirmed && !stale);
+                all.killed_for_good =
+                    all.killed_for_good || (confirmed && reach != kill_reach::so_far);
                 apply(fsm.on_killed(confirmed, confirmed ? "" : "no answer", reach));
                 break;
             }
@@ -234,7 +237,7 @@ TEST_CASE("exec: a random walk keeps every promise") {
         }
         if (exit.reason == exit_reason::timed_out || exit.reason == exit_reason::cancelled) {
             if (!exit.kill_unconfirmed && exit.ran != started::no) {
-                CHECK((all.killed_since_accept || all.told));
+                CHECK((all.killed_since_accept || all.killed_for_good || all.told));
                 ++confirmed_ends;
             }
             CHECK((exit.kill_unconfirmed ? !exit.message.empty() : true));

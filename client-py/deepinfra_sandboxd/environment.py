@@ -108,8 +108,8 @@ class _Known:
     cwds: dict[str, Boot] = field(default_factory=dict)  # the start that each directory was last seen in
 
     def is_stale(self, cwd: str, boot: Boot | None) -> bool:
-        """Whether it was there before a restart, and went with that."""
-        return self.cwds.get(cwd, boot) != boot and not _survives(cwd)
+        """Whether it was there before a restart or a removal, and went with that."""
+        return not _survives(cwd, self.cwds.get(cwd, boot), boot)
 
 
 _call: ContextVar[_Call | None] = ContextVar("deepinfra_sandboxd_call", default=None)
@@ -168,9 +168,10 @@ def _pull_limit(name: str, usual: float) -> float:
     return usual
 
 
-def _survives(cwd: str) -> bool:
-    """Whether a directory is there again after a stop; "/" always is."""
-    return cwd == "/" or f"{cwd}/".startswith(WORKSPACE + "/")
+def _survives(cwd: str, seen: Boot | None, boot: Boot | None) -> bool:
+    """Whether a directory of the start *seen* is there in *boot*: a stop spares /workspace, a removal nothing in it."""
+    same_sandbox = seen is not None and boot is not None and seen[0] == boot[0]
+    return seen == boot or cwd in ("/", WORKSPACE) or (same_sandbox and cwd.startswith(WORKSPACE + "/"))
 
 
 class DeepInfraEnvironment(BaseEnvironment):
@@ -570,7 +571,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                 return
             before = self._boot or self._known.boot
             restarted = before is not None and boot != before
-            if restarted and not _survives(self.cwd):
+            if not _survives(self.cwd, before or boot, boot):
                 self.cwd = WORKSPACE
             self._begin_session(call, tick)
             self._boot = self._known.boot = boot  # only now: what was cut short is done again by the next command

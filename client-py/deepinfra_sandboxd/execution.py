@@ -44,8 +44,9 @@ class CompletedExec:
     ``returncode`` is the command's own, 124 when its time was up, 130 when it was cancelled, and 125
     when it failed to run or its end is unknown. ``reason``: exited, timed_out, cancelled, lost (it may
     or may not have run to its end) or failed. ``started``: "yes", "no" or "unknown". ``recreated``: the
-    sandbox had stopped since the last command, so all outside /workspace is gone; ``generation`` counts
-    its starts. ``error`` is the daemon's error name, and ``message`` a text for people, or empty.
+    sandbox had stopped since the last command, so all outside /workspace is gone, or is a new one
+    (``created``), so /workspace as well; ``generation`` counts its starts. ``error`` is the daemon's
+    error name, and ``message`` a text for people, or empty.
     """
 
     exec_id: str
@@ -55,6 +56,7 @@ class CompletedExec:
     stdout: bytes = b""
     stderr: bytes = b""
     recreated: bool = False
+    created: bool = False
     generation: int = 0
     output_bytes: int = 0
     dropped_bytes: int = 0

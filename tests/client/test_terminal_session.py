@@ -617,6 +617,18 @@ def test_a_stop_behind_our_back_is_survived_and_said(hermes: DeepInfraProvider, 
     assert "environment_recreated" not in after
 
 
+def test_a_removal_behind_our_back_takes_the_sessions_directory_with_it(hermes: DeepInfraProvider, emulator: Emulator) -> None:
+    """All of /workspace is gone, and no command can begin in what was a directory of it."""
+    environment = make(hermes)
+    ok(environment, "mkdir -p proj other; cd proj")
+    assert environment.cwd == "/workspace/proj"
+    ok(environment, "pwd", cwd="/workspace/other")
+    emulator.delete_sandbox(emulator.sandboxes()[0]["sandbox_id"])
+    result = environment.execute("pwd; ls", bounded_capture=True)
+    assert (result["output"], result["returncode"], result["environment_recreated"]) == ("/workspace\n", 0, True)
+    assert ok(environment, "pwd", cwd="/workspace/other") == "/workspace"  # another session's
+
+
 def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanup(
     hermes: DeepInfraProvider, emulator: Emulator
 ) -> None:

@@ -17,7 +17,13 @@ int exit_status(std::int64_t returncode) {
 
 exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
     exec_ending end;
-    if (flag_of(exit, "recreated") && integer_of(exit, "generation").value_or(0) > 1) {
+    std::string message(text_of(exit, "message"));
+    if (flag_of(exit, "created")) {
+        if (message.find(" in a new, empty one") == std::string::npos) { // the daemon's own words
+            end.remarks.emplace_back("a new sandbox was made for this command: nothing of the one "
+                                     "before is left, not even in /workspace");
+        }
+    } else if (flag_of(exit, "recreated") && integer_of(exit, "generation").value_or(0) > 1) {
         end.remarks.emplace_back("the sandbox was started anew for this command: processes and all "
                                  "outside /workspace are gone");
     }
@@ -28,7 +34,6 @@ exec_ending read_ending(const json::object& exit, std::uint64_t missing) {
     }
 
     const std::string_view reason = text_of(exit, "reason");
-    std::string message(text_of(exit, "message"));
     if (reason == "exited") {
         end.code = exit_status(integer_of(exit, "returncode").value_or(255));
     } else if (reason == "timed_out") {

@@ -294,6 +294,7 @@ asio::awaitable<void> session::acquire() {
     recreated_ = recreated_ || (first_generation_ != 0 && record_.generation != first_generation_);
     state_lost_ = state_lost_ || lease_.how().state_lost;
     if (lease_.how().created) {
+        created_ = true;
         around_.shims.note_new(sandbox_id());
     }
     around_.shims.note_use(sandbox_id(), record_.generation);

@@ -118,6 +118,8 @@ public:
     bool recreated() const noexcept {
         return recreated_;
     } // what it ran in had booted anew since the request
+    // And is a new sandbox: nothing of the one before is in it.
+    bool created() const noexcept { return recreated_ && created_; }
     std::uint64_t generation() const noexcept { return record_.generation; }
     const std::string& sandbox_id() const noexcept {
         return record_.sandbox_id;
@@ -238,6 +240,7 @@ private:
 
     std::uint64_t first_generation_ = 0; // when the request came
     bool recreated_ = false;
+    bool created_ = false;
     bool state_lost_ = false;
     bool cut_short_ = false; // somebody's output, since the command was ended on demand
     bool altered_ = false;   // output without the shim holds characters that stand for lost bytes

@@ -141,6 +141,9 @@ json::object encode_exit(const exec::session& session, const exec::feed& feed) {
     if (exit.returncode) {
         params["returncode"] = *exit.returncode;
     }
+    if (session.created()) {
+        params["created"] = true;
+    }
     if (const std::string message = session.message(); !message.empty()) {
         params["message"] = message;
     }

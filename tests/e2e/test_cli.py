@@ -134,7 +134,11 @@ def test_exec_tells_when_the_sandbox_was_started_anew(daemon: Daemon, emulator: 
     assert (done.returncode, done.stdout) == (0, b"on\n")
     assert b"started anew" in done.stderr
     emulator.delete_sandbox(only_id(emulator))
-    assert b"gone" in daemon.cli("exec", "--", "true").stderr
+    (lost,) = daemon.cli("exec", "--", "true").stderr.splitlines()
+    assert b"is gone, with its files" in lost
+    daemon.cli("terminate", "--task", "default")
+    (removed,) = daemon.cli("exec", "--", "true").stderr.splitlines()
+    assert b"a new sandbox was made" in removed and b"not even in /workspace" in removed
 
 
 def test_output_comes_at_once(daemon: Daemon, emulator: Emulator) -> None:

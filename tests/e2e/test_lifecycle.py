@@ -178,7 +178,8 @@ def test_a_start_that_fails_keeps_the_files(peer: Peer, emulator: Emulator) -> N
     peer.call("sandbox.terminate", {"key": DEFAULT_KEY})
     emulator.config(start_outcome="ok")
     ended = peer.sh("cat file")
-    assert (ended.returncode, ended.recreated, ended.generation, ended.message) == (1, True, 2, None)
+    assert (ended.returncode, ended.recreated, ended.created, ended.generation, ended.message) == (1, True, True, 2, None)
+    assert (again := peer.sh("true")).recreated is False and again.created is None
 
 
 def test_a_slow_boot_is_waited_for_and_told(peer: Peer, emulator: Emulator) -> None:

@@ -76,6 +76,10 @@ TEST_CASE("ending: what is missing and a new sandbox are told") {
     const auto first =
         read_ending(exit_of("exited", 0, {{"recreated", true}, {"generation", 1}}), 0);
     CHECK(first.remarks.empty()); // the first one is nothing to speak of
+    const json::object created{{"recreated", true}, {"created", true}, {"generation", 3}};
+    const auto removed = read_ending(exit_of("exited", 0, created), 0);
+    REQUIRE(removed.remarks.size() == 1);
+    CHECK(removed.remarks[0].find("not even in /workspace") != std::string::npos);
 }
 
 TEST_CASE("ending: a command that no daemon has got to can be run by the next one") {

@@ -275,9 +275,11 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
     kill_outcome outcome;
     if (reply.note && reply.note->name == "killed" && reply.note->text("confirmed") == "yes") {
         const std::string_view was = reply.note->text("was");
-        outcome.reach = was == "unclaimed" ? core::kill_reach::before_start
-                        : was == "ended"   ? core::kill_reach::after_end
-                                           : core::kill_reach::for_good;
+        // "cancelled": by an earlier kill, before it could start.
+        const bool unstarted = was == "unclaimed" || was == "cancelled";
+        outcome.reach = unstarted        ? core::kill_reach::before_start
+                        : was == "ended" ? core::kill_reach::after_end
+                                         : core::kill_reach::for_good;
     } else if (reply.note) {
         outcome.why = reply.note->name == "killed"
                           ? "some of them did not end"

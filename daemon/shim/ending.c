@@ -217,13 +217,16 @@ void kill_begin(enum reason reason, int signal, uint64_t grace_ms, uint64_t conf
     }
     const bool gentle =
         signal != 0 && signal != SIGKILL && !r.childless && (!r.kill.active || r.kill.grace);
-    if (gentle && tree_scan(&r.tree, getpid(), 0) == 0) {
+    // The same one again comes of a call whose answer was lost. What handles it gets it once.
+    const bool repeated = gentle && r.kill.active && r.kill.signal == signal;
+    if (gentle && !repeated && tree_scan(&r.tree, getpid(), 0) == 0) {
         r.kill.error = tree_signal(&r.tree, signal);
         tree_signal(&r.tree, SIGCONT); // what is stopped would not see it
     }
     const uint64_t at = gentle ? now + grace_ms * MS : now;
     r.kill.at = r.kill.active ? earlier(r.kill.at, at) : at;
     r.kill.grace = gentle;
+    r.kill.signal = signal;
     r.kill.active = true;
     r.kill.gave_up = false;
     r.kill.pause = MS;

@@ -39,7 +39,7 @@ struct runner {
     struct {
         bool active, grace, gave_up;
         uint64_t at, until, pause;
-        int error;
+        int signal, error;
     } kill;
     bool kill_reason_set;
     enum reason kill_reason;

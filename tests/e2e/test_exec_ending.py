@@ -198,10 +198,13 @@ def test_a_polite_cancel_lets_the_command_clean_up(peer: Peer, emulator: Emulato
     assert (workspace(emulator) / "cleaned").exists()
 
 
+BEING_ASKED = "trap 'echo asked; until [ -e go ]; do sleep 0.01; done; exit 7' INT; touch ready; while :; do sleep 0.01; done"
+
+
 def test_a_polite_cancel_is_delivered_once_however_late_its_command_is_heard_of(peer: Peer, emulator: Emulator) -> None:
     peer.sh("true")
     emulator.fault_exec({"latency_after_ms": 300})
-    exec_id = peer.start("/bin/sh", "-c", "trap 'echo asked; until [ -e go ]; do sleep 0.01; done; exit 7' INT; touch ready; while :; do sleep 0.01; done")
+    exec_id = peer.start("/bin/sh", "-c", BEING_ASKED)
     appears(workspace(emulator) / "ready")
     cancel = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
     assert peer.output(exec_id, len(b"asked\n")) == b"asked\n"  # so it has been heard of
@@ -210,6 +213,20 @@ def test_a_polite_cancel_is_delivered_once_however_late_its_command_is_heard_of(
     ended = peer.finish(exec_id)
     assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"")
     assert [one["argv"][1] for one in emulator.commands() if exec_id in one["argv"]] == ["run", "kill"]
+
+
+def test_a_polite_cancel_is_delivered_once_though_its_answer_was_lost(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = peer.start("/bin/sh", "-c", BEING_ASKED)
+    appears(workspace(emulator) / "ready")
+    emulator.fault_exec({"act_then_drop": "started"})
+    cancel = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
+    wait_until(lambda: sum(one["argv"][1:3] == ["kill", exec_id] for one in emulator.commands()) >= 2, "it is asked for again")
+    peer.sh("true")  # behind that one: it has arrived
+    (workspace(emulator) / "go").touch()
+    assert peer.result(cancel)["confirmed"]
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"asked\n")
 
 
 def test_a_polite_cancel_that_is_ignored_becomes_a_kill(peer: Peer, emulator: Emulator) -> None:
@@ -276,6 +293,19 @@ def test_a_cancel_is_not_overtaken_by_a_late_start(peer: Peer, emulator: Emulato
     wait_until(lambda: all(one["outcome"] != "open" for one in emulator.requests()), "it has arrived")
     assert not (workspace(emulator) / "n").exists()
     assert is_dead(emulator)
+
+
+def test_nor_does_it_pass_for_one_that_may_have_run_when_the_answer_to_the_cancel_is_lost(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    emulator.fault_exec({"latency_ms": 2000})
+    exec_id = peer.start("touch", "ran")
+    wait_until(lambda: emulator.count(EXEC) >= 3, "it is on its way")
+    emulator.fault_exec({"act_then_drop": "done"})
+    assert peer.call("exec.cancel", {"exec_id": exec_id}) == {"confirmed": True}
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.returncode, ended.started, ended.message) == ("cancelled", 130, "no", "cancelled before it started")
+    wait_until(lambda: all(one["outcome"] != "open" for one in emulator.requests()), "it has arrived")
+    assert not (workspace(emulator) / "ran").exists()
 
 
 @pytest.mark.parametrize("how, latency_ms", [("cancelled", 2000), ("timed_out", 5000)])

@@ -146,6 +146,30 @@ def test_kill_with_a_signal_lets_it_clean_up(box: Box) -> None:
         assert made.out == b"begun\ncleaned\n" and made.exit["reason"] == "cancelled" and made.exit.number("code") == 5
 
 
+def test_a_signal_that_is_asked_for_again_is_not_sent_again(box: Box) -> None:
+    """As when the first call's answer was lost; another signal is."""
+    script = "trap 'echo asked' INT; trap 'echo ended; exit 5' TERM; touch /workspace/ready; while :; do sleep 0.05; done"
+    with start(box, script, "x") as stream:
+        wait_until(lambda: box.plain("ls /workspace") == "ready\n", "begun")
+
+        def shims() -> int:
+            return box.plain("ps -eo args").count("deepinfrad")
+
+        before = shims()
+        options = ("--grace-ms", "5000", "--confirm-ms", "1")
+        answers = []
+        asking = [threading.Thread(target=lambda: answers.append(box.call("kill", "x", "--signal", "INT", *options).last)) for _ in range(3)]
+        for one in asking:
+            one.start()
+        wait_until(lambda: shims() == before + 3, "all three wait for its end")
+        assert box.call("kill", "x", "--signal", "TERM", *options).last["confirmed"] == "yes"
+        for one in asking:
+            one.join()
+        assert [answer["confirmed"] for answer in answers] == ["yes"] * 3
+        made = parse(read_text(stream))
+        assert made.out == b"asked\nended\n" and made.exit.number("code") == 5
+
+
 def test_what_was_put_there_for_a_start_that_comes_too_late_goes(box: Box) -> None:
     assert box.call("kill", "x").last["was"] == "unclaimed"
     box.plain("echo secret >/workspace/input; echo secret >/workspace/script")

@@ -102,17 +102,11 @@ exec_fsm::steps exec_fsm::on_sent() {
         if (std::exchange(answered_, true)) {
             return {};
         }
-        // The kill before it may have come too early. One under way says whether it did: a signal
-        // that its processes may handle is not sent twice for nothing.
-        steps next{{action::read}};
-        if (kills_ > 0) {
-            started_meanwhile_ = true;
-        } else if (!killed_for_good_) {
-            const steps more = kill_again();
-            next.insert(next.end(), more.begin(), more.end());
-        } else if (!looking_) {
-            next.push_back({action::linger, limits_.linger}); // for what is read from now on
+        if (killed_for_good_) {
+            return {{action::read}, {action::linger, limits_.rest}};
         }
+        steps next = kill_again(); // the kill before it may have come too early
+        next.insert(next.begin(), {action::read});
         return next;
     }
     if (phase_ != phase::sending) {

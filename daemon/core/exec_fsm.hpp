@@ -69,9 +69,10 @@ struct exec_limits {
 // What a confirmed kill has settled.
 enum class kill_reach {
     so_far,       // none of its processes is left; were it to start late, it would run
-    for_good,     // nor can it start any more
-    before_start, // and it has never started
-    after_end     // it is for good; and the command itself had ended before
+    for_good,     // nor can it start any more: its runner is known, and what that did is told by it
+    before_start, // it has never started, and cannot any more
+    after_end,    // it is for good; and the command itself had ended before
+    with_sandbox  // it is for good, as its sandbox does not run any more
 };
 
 class exec_fsm {
@@ -160,15 +161,14 @@ private:
     kill_signal signal_ = kill_signal::kill;
     bool resumed_ = false;
     bool cancel_wanted_ = false; // while sending: acted upon when the platform has answered
-    bool answered_ = false;      // the platform took the command
+    bool answered_ = false;      // the platform took the command, or its runner was heard of
     bool output_seen_ = false;
     bool stream_over_ = false;
     std::optional<exec_exit> verdict_; // of its runner, while it is being ended
     bool after_end_ = false;           // it had ended before the kill, it is not known how
     bool looking_ = false;
-    int kills_ = 0;                  // under way
-    bool started_meanwhile_ = false; // the command, since the last of them was sent
-    bool kill_confirmed_ = false;    // by the last of them
+    int kills_ = 0;               // under way
+    bool kill_confirmed_ = false; // by the last of them, or by one that holds for good
     bool killed_for_good_ = false;
     bool killed_twice_ = false;
     bool waiting_to_send_ = false;

@@ -40,7 +40,7 @@ exec_exit exec_fsm::ended() const {
     }
     exit.reason = ending_as_;
     exit.returncode = timed_out ? timed_out_code : cancelled_code;
-    exit.ran = answered_ ? started::yes : started::unknown;
+    exit.ran = answered_ || output_seen_ ? started::yes : started::unknown;
     exit.message = unconfirmed_;
     if (!answered_ && !killed_for_good_ && exit.message.empty()) {
         exit.message = "the platform had not said whether the command had started; should it start "
@@ -126,6 +126,7 @@ exec_fsm::steps exec_fsm::on_verdict(exec_exit exit) {
     if (exit.reason == exit_reason::lost) {
         return on_stream_over();
     }
+    answered_ = answered_ || exit.ran == started::yes;
     verdict_ = std::move(exit);
     stream_over_ = true;
     // A time-out wants no more than that. Whoever cancels also wants what it left behind ended.
@@ -184,7 +185,6 @@ milliseconds exec_fsm::kill_patience() const noexcept {
 
 exec_fsm::steps exec_fsm::kill_again() {
     kill_confirmed_ = false;
-    started_meanwhile_ = false;
     ++kills_;
     return {{action::kill}};
 }
@@ -239,14 +239,15 @@ exec_fsm::steps exec_fsm::on_deadline() {
 }
 
 exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach reach) {
-    if (phase_ != phase::ending || --kills_ > 0) {
-        return {}; // the later kill has seen more
+    if (phase_ != phase::ending) {
+        return {};
     }
-    const bool may_have_missed = !confirmed || reach == kill_reach::so_far;
-    if (std::exchange(started_meanwhile_, false) && may_have_missed) {
-        return kill_again();
+    --kills_;
+    const bool for_good = confirmed && reach != kill_reach::so_far;
+    if (kill_confirmed_ || (kills_ > 0 && !for_good)) {
+        return {}; // it is settled, or the later kill has seen more
     }
-    if (!confirmed) {
+    if (!confirmed && !killed_for_good_) {
         unconfirmed_ = "that its processes have ended could not be confirmed (" + why +
                        "): they may still be running";
         return finish(ended());
@@ -255,12 +256,12 @@ exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach 
     if (reach == kill_reach::before_start && !answered_) {
         return finish(ended_unstarted());
     }
-    killed_for_good_ = killed_for_good_ || reach != kill_reach::so_far;
+    killed_for_good_ = killed_for_good_ || for_good;
     if (verdict_) {
         return finish(ended());
     }
-    if (reach == kill_reach::after_end) {
-        after_end_ = true;
+    after_end_ = after_end_ || reach == kill_reach::after_end;
+    if (after_end_ || (reach == kill_reach::for_good && !answered_)) {
         return std::exchange(looking_, true) ? steps{} : steps{{action::look}};
     }
     if (stream_over_) {

@@ -365,7 +365,7 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
         heard_ = false;
         heard_before_ = false;
         spoken_ = false;
-        doubtful_ = false;
+        doubtful_ = true; // it was told to be open, and that is not taken back
         return again(now, "the runner in the sandbox ended before it started the command");
     }
     runner_gone_ = (claim == "started" || claim == "exited") && note.text("boot") == "same";

@@ -20,6 +20,10 @@ attached_line::attached_line(sandbox::account& account, std::string sandbox_id, 
     : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)),
       command_(std::move(command)), server_limit_(server_limit) {}
 
+attached_line::attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id)
+    : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)),
+      sent_(true) {}
+
 asio::awaitable<line_opened> attached_line::open() {
     if (std::optional<cloud::failure> held = account_.held_back()) {
         co_return line_opened(*held);
@@ -35,6 +39,11 @@ asio::awaitable<line_opened> attached_line::open() {
             co_return line_opened(failure);
         }
     }
+    if (given_up_) {
+        co_return line_opened(cloud::failure{cloud::failure_kind::bad_request, 0,
+                                             "it was given up before it was sent", std::nullopt});
+    }
+    sent_ = true;
     posted(true);
     auto sent = co_await account_.cloud().exec(sandbox_id_, command_.argv, server_limit_);
     account_.observe(sent);
@@ -65,6 +74,10 @@ asio::awaitable<line_event> attached_line::next() {
 }
 
 asio::awaitable<kill_outcome> attached_line::kill(core::kill_signal signal) {
+    if (!sent_) {
+        given_up_ = true;
+        co_return kill_outcome{{}, core::kill_reach::before_start};
+    }
     auto sent = co_await account_.cloud().exec(sandbox_id_, core::kill_command(exec_id_, signal),
                                                kill_limit);
     account_.observe(sent);
@@ -73,7 +86,8 @@ asio::awaitable<kill_outcome> attached_line::kill(core::kill_signal signal) {
         if (failure.kind == cloud::failure_kind::conflict) {
             co_return kill_outcome{}; // the sandbox does not run, so nothing in it does
         }
-        co_return kill_outcome{failure.message};
+        const bool unknown = failure.kind == cloud::failure_kind::not_found;
+        co_return kill_outcome{failure.message, core::kill_reach::so_far, false, unknown};
     }
     const std::unique_ptr<cloud::exec_stream> stream = std::move(*sent);
     for (;;) {

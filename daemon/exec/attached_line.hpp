@@ -14,6 +14,8 @@ public:
     // `server_limit`: the platform's own clock for it.
     attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
                   core::prepared_command command, std::chrono::seconds server_limit);
+    // Of one that an earlier daemon has sent: to end it.
+    attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id);
 
     boost::asio::awaitable<line_opened> open() override;
     boost::asio::awaitable<line_event> next() override;
@@ -26,7 +28,9 @@ private:
     std::string sandbox_id_;
     std::string exec_id_;
     core::prepared_command command_;
-    std::chrono::seconds server_limit_;
+    std::chrono::seconds server_limit_{0};
+    bool sent_ = false;
+    bool given_up_ = false; // before it was
     std::unique_ptr<cloud::exec_stream> stream_;
 };
 

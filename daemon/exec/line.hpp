@@ -48,6 +48,7 @@ struct kill_outcome {
     // The sandbox was reached, and it could not be done from inside it. Where it was not reached,
     // it may be tried again.
     bool unkillable = false;
+    bool unknown_sandbox = false; // the platform says that there is no such sandbox
 };
 
 class line {

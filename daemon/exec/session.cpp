@@ -188,10 +188,12 @@ void session::perform(const core::exec_fsm::step& step) {
     }
 }
 
-// The clock stands still while nothing of the command is on its way, nor can have arrived.
+// The clock stands still while nothing of the command is on its way, nor can have arrived; once it
+// was heard of it goes on, also where its runner died before it began and another one is sent.
 void session::posted(bool out) {
+    out_ = out;
     if (!out) {
-        if (!resumed_) {
+        if (!resumed_ && fsm_.sending()) {
             deadline_.cancel();
         }
         return;

@@ -171,6 +171,7 @@ private:
     void forget();
 
     // session_ending.cpp
+    bool is_known() const; // the boot of the sandbox that it ran in
     boost::asio::awaitable<void> kill();
     boost::asio::awaitable<kill_outcome> kill_all(core::kill_signal signal);
     boost::asio::awaitable<kill_outcome> kill_until_reached(std::shared_ptr<line> ending,
@@ -234,6 +235,7 @@ private:
     condition moved_; // it has begun or ended
 
     spool_share spool_;
+    bool out_ = false;        // it is on its way, or may have arrived
     bool certain_ = true;     // nothing that was sent can still arrive late
     bool told_owner_ = false; // its end
     bool owner_has_all_ = false;

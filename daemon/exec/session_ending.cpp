@@ -28,13 +28,19 @@ asio::awaitable<void> session::kill() {
     if (outcome.unkillable && around_.stop_if_unkillable) {
         const bool stopped = co_await stop_sandbox();
         if (stopped) {
-            stopped_because_ = "its processes could not be ended from inside the sandbox (" +
-                               outcome.why + "), so the sandbox was stopped";
+            if (is_known()) { // else somebody has ended the sandbox meanwhile
+                stopped_because_ = "its processes could not be ended from inside the sandbox (" +
+                                   outcome.why + "), so the sandbox was stopped";
+            }
             outcome.why.clear();
-            outcome.reach = core::kill_reach::for_good;
+            outcome.reach = core::kill_reach::with_sandbox;
         }
     }
     apply(fsm_.on_killed(outcome.why.empty(), outcome.why, outcome.reach));
+}
+
+bool session::is_known() const {
+    return around_.manager.is_known(key(), sandbox_id(), record_.generation);
 }
 
 // A connection that fails says nothing of the command, and the next one may not.
@@ -45,6 +51,9 @@ asio::awaitable<kill_outcome> session::kill_until_reached(std::shared_ptr<line> 
     asio::steady_timer pause(around_.executor);
     for (;;) {
         kill_outcome outcome = co_await ending->kill(signal);
+        if (outcome.unknown_sandbox && !is_known()) {
+            co_return kill_outcome{{}, core::kill_reach::with_sandbox}; // we know that it is gone
+        }
         const bool not_reached = !outcome.why.empty() && !outcome.unkillable;
         pause.expires_after(retry.next());
         if (!not_reached || pause.expiry() >= until) {
@@ -54,14 +63,11 @@ asio::awaitable<kill_outcome> session::kill_until_reached(std::shared_ptr<line> 
     }
 }
 
-// How it had ended, of its runner; and what is missing of its output, by a connection of our own:
-// the one there is may have gone silent, or wait for its next try.
+// How it ended, of its runner; and what is missing of its output, by a connection of our own: the
+// one there is may have gone silent, or wait for its next try.
 asio::awaitable<void> session::look() {
-    std::optional<core::exec_exit> how = co_await how_it_ended();
-    if (how && !fsm_.done()) {
-        read_anew();
-    }
-    apply(fsm_.on_found(std::move(how)));
+    read_anew();
+    apply(fsm_.on_found(co_await how_it_ended()));
 }
 
 asio::awaitable<std::optional<core::exec_exit>> session::how_it_ended() {
@@ -93,17 +99,16 @@ asio::awaitable<std::optional<core::exec_exit>> session::how_it_ended() {
 
 asio::awaitable<kill_outcome> session::kill_all(core::kill_signal signal) {
     using namespace asio::experimental::awaitable_operators;
-    if (!line_ && !sandbox_id().empty()) { // it ended before this daemon was started
+    if (!line_ && sent() && !sandbox_id().empty()) { // by an earlier daemon
         if (record_.attached) {
-            line_ = std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
-                                                    core::prepared_command{}, server_timeout());
+            line_ = std::make_shared<attached_line>(around_.account, sandbox_id(), id());
         } else {
             line_ = line_from(0, false);
         }
     }
     const std::shared_ptr<line> ending = line_;
-    if (!ending) {
-        co_return kill_outcome{}; // nothing was ever sent
+    if (!ending) { // nothing was ever sent
+        co_return kill_outcome{{}, core::kill_reach::before_start};
     }
     asio::steady_timer patience(around_.executor, kill_patience);
     const auto first =
@@ -140,8 +145,7 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
         // One whose end is not known for sure may still be running, and what it left in the
         // background is: then this is the way to end it.
         const core::exec_exit& exit = fsm_.exit();
-        const bool lives_on =
-            exit.background && around_.manager.is_known(key(), sandbox_id(), record_.generation);
+        const bool lives_on = exit.background && is_known();
         if (exit.reason != core::exit_reason::lost && !exit.kill_unconfirmed && !lives_on) {
             co_return cancel_outcome{true, {}};
         }
@@ -161,7 +165,7 @@ asio::awaitable<cancel_outcome> session::cancel(core::kill_signal signal) {
             confirmed, confirmed ? why : "its processes could not be ended for sure: " + why};
     }
     // The shim can end what has not begun yet, by its id.
-    apply(fsm_.on_cancel(signal, !around_.shims.unusable(sandbox_id())));
+    apply(fsm_.on_cancel(signal, !out_ || !around_.shims.unusable(sandbox_id())));
     while (!fsm_.done()) {
         co_await moved_.wait();
     }

@@ -113,13 +113,17 @@ asio::awaitable<void> session::send() {
             apply(std::holds_alternative<cloud::failure>(outcome)
                       ? fsm_.on_send_failed(now(), std::get<cloud::failure>(outcome))
                       : fsm_.on_not_sent(std::get<rpc_error>(outcome)));
-            if (!fsm_.done()) {
+            if (!fsm_.done() && !fsm_.ending()) { // it is not out any more, and is tried again
                 keep(core::exec_phase::accepted);
             }
             co_return;
         }
-        // The next line is of the other kind.
         around_.shims.set_unusable(sandbox_id(), unsuitable->why);
+        if (fsm_.ending()) {
+            apply(fsm_.on_not_sent({error_name::cloud_error, unsuitable->why}));
+            co_return;
+        }
+        // The next line is of the other kind.
     }
 }
 

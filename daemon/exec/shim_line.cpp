@@ -289,9 +289,11 @@ asio::awaitable<kill_outcome> shim_line::kill(core::kill_signal signal) {
         // A sandbox that does not run has nothing running in it.
         const bool stands = reply.failure->kind == cloud::failure_kind::conflict;
         outcome.why = stands ? "" : reply.failure->message;
+        outcome.unknown_sandbox = reply.failure->kind == cloud::failure_kind::not_found;
     } else {
+        // Where nothing of the command was heard, its runner may be as unable as this call was.
         outcome.why = "the shim did not say how the killing went";
-        outcome.unkillable = true;
+        outcome.unkillable = link_.heard() || plan_.from;
     }
     co_return outcome;
 }

@@ -198,37 +198,6 @@ def test_a_polite_cancel_lets_the_command_clean_up(peer: Peer, emulator: Emulato
     assert (workspace(emulator) / "cleaned").exists()
 
 
-BEING_ASKED = "trap 'echo asked; until [ -e go ]; do sleep 0.01; done; exit 7' INT; touch ready; while :; do sleep 0.01; done"
-
-
-def test_a_polite_cancel_is_delivered_once_however_late_its_command_is_heard_of(peer: Peer, emulator: Emulator) -> None:
-    peer.sh("true")
-    emulator.fault_exec({"latency_after_ms": 300})
-    exec_id = peer.start("/bin/sh", "-c", BEING_ASKED)
-    appears(workspace(emulator) / "ready")
-    cancel = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
-    assert peer.output(exec_id, len(b"asked\n")) == b"asked\n"  # so it has been heard of
-    (workspace(emulator) / "go").touch()
-    assert peer.result(cancel)["confirmed"]
-    ended = peer.finish(exec_id)
-    assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"")
-    assert [one["argv"][1] for one in emulator.commands() if exec_id in one["argv"]] == ["run", "kill"]
-
-
-def test_a_polite_cancel_is_delivered_once_though_its_answer_was_lost(peer: Peer, emulator: Emulator) -> None:
-    peer.sh("true")
-    exec_id = peer.start("/bin/sh", "-c", BEING_ASKED)
-    appears(workspace(emulator) / "ready")
-    emulator.fault_exec({"act_then_drop": "started"})
-    cancel = peer.send("exec.cancel", {"exec_id": exec_id, "signal": "INT"})
-    wait_until(lambda: sum(one["argv"][1:3] == ["kill", exec_id] for one in emulator.commands()) >= 2, "it is asked for again")
-    peer.sh("true")  # behind that one: it has arrived
-    (workspace(emulator) / "go").touch()
-    assert peer.result(cancel)["confirmed"]
-    ended = peer.finish(exec_id)
-    assert (ended.reason, ended.returncode, ended.stdout) == ("cancelled", 130, b"asked\n")
-
-
 def test_a_polite_cancel_that_is_ignored_becomes_a_kill(peer: Peer, emulator: Emulator) -> None:
     ended = peer.sh("true")
     begun = time.monotonic()

@@ -256,9 +256,9 @@ TEST_CASE("exec, ending: a command accepted after the kill was sent is killed ag
     SUBCASE("the first kill has not ended yet") {
         bench b;
         b.to_ending_unanswered();
-        CHECK(b.sent() == "read");
+        CHECK(b.sent() == "read kill");
+        CHECK(b.killed() == "-"); // the first: it says nothing about what started after it
         CHECK(b.lingered() == "-");
-        CHECK(b.killed() == "kill"); // the first: it says nothing about what started after it
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "kill");
         CHECK(b.killed() == "linger-500");
@@ -280,68 +280,118 @@ TEST_CASE("exec, ending: a command accepted after the kill was sent is killed ag
     SUBCASE("the second is not confirmed") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read");
-        CHECK(b.killed() == "kill");
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.killed() == "-");
         CHECK(b.killed(false) == "finish");
         CHECK(b.exit() == "timed_out 124 yes unconfirmed");
     }
     SUBCASE("the first is not confirmed, the second is") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read");
-        CHECK(b.killed(false) == "kill");
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.killed(false) == "-");
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "kill");
         CHECK(b.killed() == "linger-500");
         CHECK(b.lingered() == "finish");
         CHECK(b.exit() == "timed_out 124 yes");
     }
-    SUBCASE("its stream ends before the first is confirmed") {
+    SUBCASE("its stream ends between the two") {
         bench b;
         b.to_ending_unanswered();
-        REQUIRE(b.sent() == "read");
+        REQUIRE(b.sent() == "read kill");
         CHECK(b.exited() == "-");
-        CHECK(b.killed() == "kill");
-        CHECK(b.killed() == "finish");
-    }
-    SUBCASE("a sharper one was sent after it had been accepted") {
-        bench b;
-        b.to_sending();
-        REQUIRE(b.cancel(kill_signal::interrupt, true) == "kill");
-        REQUIRE(b.sent() == "read");
-        CHECK(b.cancel(kill_signal::kill) == "kill");
         CHECK(b.killed() == "-");
-        CHECK(b.killed() == "linger-500"); // it saw all there was
+        CHECK(b.killed() == "finish");
     }
 }
 
-// What a command does on Ctrl-C, it does once.
 TEST_CASE("exec, ending: a kill that holds for what starts late is not repeated") {
     bench b;
     b.to_sending();
     REQUIRE(b.cancel(kill_signal::interrupt, true) == "kill");
-    SUBCASE("its command is heard of while it is under way") {
-        REQUIRE(b.sent() == "read");
-        SUBCASE("it ran") {
-            CHECK(b.killed(true, kill_reach::for_good) == "linger-500");
+    SUBCASE("as it had run, its runner is asked how far") {
+        REQUIRE(b.killed(true, kill_reach::for_good) == "look");
+        SUBCASE("its start is answered meanwhile") {
+            CHECK(b.sent() == "read linger-2000");
+            CHECK(b.lingered() == "-");
+            CHECK(b.found(std::nullopt) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 yes");
         }
-        SUBCASE("nothing was found of it") {
-            CHECK(b.killed(true, kill_reach::before_start) == "linger-500");
+        SUBCASE("it tells") {
+            CHECK(b.found(told(exit_reason::cancelled)) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 yes");
         }
+        SUBCASE("it has printed something, and does not tell") {
+            CHECK(b.output() == "-");
+            CHECK(b.found(std::nullopt) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 yes");
+        }
+        SUBCASE("it cannot be asked") {
+            CHECK(b.found(std::nullopt) == "linger-2000");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 unknown");
+        }
+        SUBCASE("all of it comes before the answer to that") {
+            CHECK(b.output() == "-");
+            CHECK(b.verdict(told(exit_reason::cancelled)) == "finish");
+            CHECK(b.exit() == "cancelled 130 yes");
+        }
+    }
+    SUBCASE("nothing of it was found, though it had been heard of") {
+        REQUIRE(b.sent() == "read kill");
+        CHECK(b.killed(true, kill_reach::before_start) == "linger-500");
         CHECK(b.lingered() == "finish");
         CHECK(b.exit() == "cancelled 130 yes");
     }
-    SUBCASE("it is heard of afterwards") {
-        REQUIRE(b.killed(true, kill_reach::for_good) == "linger-500");
-        CHECK(b.sent() == "read linger-500"); // as long as any, for what is read only now
+    SUBCASE("with its sandbox there is nobody to ask") {
+        CHECK(b.killed(true, kill_reach::with_sandbox) == "linger-500");
+        CHECK(b.lingered() == "finish");
+        CHECK(b.exit() == "cancelled 130 unknown");
+    }
+}
+
+TEST_CASE("exec, ending: of several kills the one that holds for good settles it") {
+    bench b;
+    b.to_running();
+    REQUIRE(b.cancel(kill_signal::interrupt) == "kill");
+    REQUIRE(b.cancel(kill_signal::kill) == "kill");
+    SUBCASE("while the other is under way") {
+        CHECK(b.killed(true, kill_reach::for_good) == "linger-500");
+        SUBCASE("and fails") {
+            CHECK(b.killed(false) == "-");
+        }
+        SUBCASE("and comes too late") {
+            CHECK(b.killed(true, kill_reach::after_end) == "-");
+        }
+        SUBCASE("and does not end") {}
         CHECK(b.lingered() == "finish");
         CHECK(b.exit() == "cancelled 130 yes");
     }
-    SUBCASE("it had ended by itself, and its runner is being asked how") {
-        REQUIRE(b.killed(true, kill_reach::after_end) == "look");
-        CHECK(b.sent() == "read");
-        CHECK(b.found(std::nullopt) == "linger-2000");
+    SUBCASE("not one that fails while the other is under way") {
+        CHECK(b.killed(false) == "-");
+        CHECK(b.killed(true, kill_reach::for_good) == "linger-500");
     }
+    SUBCASE("nor one that has seen less than the other may") {
+        CHECK(b.killed(true, kill_reach::so_far) == "-");
+        CHECK(b.killed(false) == "finish");
+        CHECK(b.exit() == "cancelled 130 yes unconfirmed");
+    }
+}
+
+TEST_CASE("exec, ending: a sharper kill that fails takes nothing back") {
+    bench b;
+    b.to_running();
+    REQUIRE(b.cancel(kill_signal::interrupt) == "kill");
+    REQUIRE(b.killed(true, kill_reach::for_good) == "linger-500");
+    REQUIRE(b.cancel(kill_signal::kill) == "kill");
+    CHECK(b.lingered() == "-"); // it may have more to say
+    CHECK(b.killed(false) == "linger-500");
+    CHECK(b.lingered() == "finish");
+    CHECK(b.exit() == "cancelled 130 yes");
 }
 
 TEST_CASE("exec, ending: a failure inside the daemon never hangs a command") {
@@ -425,8 +475,8 @@ TEST_CASE("exec: where a kill reaches what was only just sent, a cancel does not
 }
 
 TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a warning") {
-    for (const kill_reach reach :
-         {kill_reach::so_far, kill_reach::for_good, kill_reach::before_start}) {
+    for (const kill_reach reach : {kill_reach::so_far, kill_reach::for_good,
+                                   kill_reach::before_start, kill_reach::with_sandbox}) {
         CAPTURE(static_cast<int>(reach));
         exec_fsm unanswered;
         unanswered.begin();
@@ -434,7 +484,10 @@ TEST_CASE("exec: a kill that reaches into the future needs no second one, nor a 
         unanswered.on_cancel(kill_signal::kill);
         CHECK(text_of(unanswered.on_lingered()) == "kill");
         const std::string next = text_of(unanswered.on_killed(true, "", reach));
-        CHECK(next == (reach == kill_reach::before_start ? "finish" : "linger-500"));
+        CHECK(next == (reach == kill_reach::before_start ? "finish"
+                       : reach == kill_reach::for_good   ? "look" // it had started
+                                                         : "linger-500"));
+        unanswered.on_found(std::nullopt);
         if (!unanswered.done()) {
             CHECK(text_of(unanswered.on_lingered()) == "finish");
         }

@@ -99,6 +99,11 @@ class _Call:
         """Whether that start of the sandbox did not run any more."""
         return self.end is not None and self.end.error == "generation_changed"
 
+    @property
+    def unauthorized(self) -> bool:
+        """Whether the daemon's API key was refused, and nothing run."""
+        return self.end is not None and (self.end.error, self.end.started) == ("unauthorized", "no")
+
 
 @dataclass
 class _Known:
@@ -282,6 +287,7 @@ class DeepInfraEnvironment(BaseEnvironment):
     def _execute(self, call: _Call, command: str, cwd: str, options: dict[str, Any]) -> dict[str, Any]:
         result = Json()
         for _ in range(RESTARTS):
+            key = self._api_key
             if not call.quiet:
                 self._enter(call)
             elif (answer := self._poll_answer(call, command)) is not None:
@@ -302,7 +308,7 @@ class DeepInfraEnvironment(BaseEnvironment):
                 logger.exception("deepinfra-sandbox: hermes's wait failed")
                 text = infrastructure(f"{type(error).__name__}: {error}; the outcome is unknown")
                 result = {"output": plain(text), "returncode": 125}
-            if call.quiet or not call.refused:
+            if call.quiet or not (call.refused or (call.unauthorized and self._has_new_key(key, self._tick()))):
                 break
         if call.raising and (end := call.end) is not None and (end.reason, end.started) == ("failed", "no"):
             raise SandboxdError(end.message, hint=end.hint)
@@ -473,6 +479,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             ending.join(LOOK)
             tick()
         self._use_account(tick)
+        key = self._api_key
         params = self._named | self._wanted
         # Where nothing is chosen the daemon's own time counts again, but only once: somebody may ask for another later.
         if "idle_stop" in self._client.connected(tick).hello.capabilities:
@@ -481,18 +488,29 @@ class DeepInfraEnvironment(BaseEnvironment):
         elif self._idle_stop:
             logger.warning("deepinfra-sandbox: this daemon is too old for the setting `idle_stop`: its own time counts")
             self._idle_stop = 0
-        answer = self._client.call("sandbox.ensure", params, tick=tick)
+        try:
+            answer = self._client.call("sandbox.ensure", params, tick=tick)
+        except RpcError as error:
+            if error.name == "unauthorized" and self._has_new_key(key, tick):
+                return self._ensure(tick)
+            raise
         self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 
-    def _use_account(self, tick: Tick) -> None:
+    def _has_new_key(self, refused: str | None, tick: Tick) -> bool:
+        """Whether the profile has another API key than the *refused* one by now; the daemon then has it, too. Asked
+        only after a refusal: with a key that still works, the daemon takes any other for that of another account."""
+        self._use_account(tick, look=True)
+        return self._api_key != refused
+
+    def _use_account(self, tick: Tick, *, look: bool = False) -> None:
         """Offer the profile's API key to a daemon with none or another, which takes it if its own is refused."""
         hello = self._client.connected(tick).hello
 
         def is_known(key: str | None) -> bool:
             return key is None or (hello.configured and hello.fingerprint in (None, fingerprint(key)))
 
-        if not is_known(self._api_key):  # it may have been replaced since
+        if look or not is_known(self._api_key):  # it may have been replaced since
             with contextlib.suppress(Exception):  # such as of secrets that are out of reach
                 self._api_key = self._scoped(self._read_key)
         if (key := self._api_key) is None or is_known(key):
@@ -586,8 +604,11 @@ class DeepInfraEnvironment(BaseEnvironment):
         tick()  # hermes takes an interrupt of the synchronisation for one of its failures
         self._snapshot_ready = False
         call.handles.clear()
+        key = self._api_key
         self.init_session()
         tick()
+        if call.unauthorized and self._has_new_key(key, tick):
+            return self._begin_session(call, tick)
         # A script that failed by itself leaves hermes to shells without a snapshot, which it has tried by then. A
         # refused one is met again by the command.
         end = next((handle.end for handle in call.handles), None)

@@ -1053,6 +1053,84 @@ def test_a_key_that_was_replaced_meanwhile_counts_for_older_sessions(
     assert shell.methods().count("account.set") == 1
 
 
+def refuse_the_key(shell: ShellDaemon, *, ensure: bool) -> None:
+    """As the daemon does once the cloud refuses its key: it says so where it has to ask the cloud."""
+    ensured, refused = shell.on["sandbox.ensure"], shell._refused
+    shell.key_refused = True
+
+    def maybe_ensured(peer: Peer, params: Message) -> Any:
+        return (refuse("unauthorized", "answered 401") if ensure and shell.key_refused else ensured)(peer, params)
+
+    def refuses(command: Command) -> bool:
+        if not shell.key_refused:
+            return refused(command)
+        error = {"code": 2002, "name": "unauthorized", "retryable": False, "hint": "check it"}
+        command.end, command.more = (None, "failed"), {"started": "no", "message": "answered 401", "error": error}
+        return True
+
+    shell.on["sandbox.ensure"], shell._refused = maybe_ensured, refuses  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("met_by", ["ensure", "session", "command"])
+@pytest.mark.parametrize("tool", ["terminal", "file"])
+def test_a_refused_key_gives_way_to_a_new_one_in_the_midst_of_a_session(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, met_by: str, tool: str
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    environment = make(provider)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    assert environment.execute("echo good")["output"] == "good\n"  # what works goes on, whatever the profile's is now
+    if met_by == "session":
+        restart(shell)
+    refuse_the_key(shell, ensure=met_by == "ensure")
+    options = {"bounded_capture": True} if tool == "terminal" else {}
+    result = environment.execute("echo x >> ran; echo ok", **options)
+    assert (result["output"], result["returncode"]) == ("ok\n", 0) and (shell.directory / "ran").read_text() == "x\n"
+    assert [m["params"] for m in shell.messages if m["method"] == "account.set"] == [{"api_key": "new"}]
+    assert environment.execute("export A=1; echo on")["output"] == "on\n"
+    assert shell.methods().count("account.set") == 1
+
+
+def test_threads_that_meet_a_refused_key_together_all_go_on_with_the_new_one(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    environment = make(provider)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    refuse_the_key(shell, ensure=False)
+    started, tell = shell.methods().count("exec.start"), shell.after_start
+
+    def tell_when_all_have_come(peer: Peer, params: Message) -> None:
+        threading.Thread(target=lambda: [shell.wait_for("exec.start", started + 4), tell(peer, params)]).start()
+
+    shell.after_start = tell_when_all_have_come  # type: ignore[method-assign]
+    answers: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(environment.execute("echo ok", bounded_capture=True)["output"]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == ["ok\n"] * 4
+
+
+def test_a_refused_key_that_nobody_has_replaced_is_asked_about_once(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    environment = make(provider)
+    refuse_the_key(shell, ensure=False)
+    started = shell.methods().count("exec.start")
+    result = environment.execute("touch ran", bounded_capture=True)
+    assert result["returncode"] == 125 and "answered 401; nothing was run" in result["output"]
+    assert shell.methods().count("exec.start") == started + 1 and "account.set" not in shell.methods()
+
+
 def test_a_daemon_without_a_key_is_given_the_profiles(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -790,6 +790,30 @@ def test_so_does_one_of_which_the_daemon_has_not_heard_yet(
         provider.client.close()
 
 
+@pytest.mark.parametrize("asked_for", ["command", "sandbox"])
+def test_a_key_that_is_replaced_reaches_the_sessions_that_go_on(
+    tmp_path: Path, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, asked_for: str
+) -> None:
+    emulator.config(more_keys="old-key")
+    with Daemon(tmp_path, emulator.url, "old-key") as daemon:
+        monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(daemon.socket))
+        monkeypatch.setenv("DEEPINFRA_API_KEY", "old-key")
+        provider = DeepInfraProvider()
+        environment = make(provider)
+        ok(environment, "echo kept > f")
+        monkeypatch.setenv("DEEPINFRA_API_KEY", KEY)
+        ok(environment, "echo >> f")  # the old one is good as yet, and none is mixed with another
+        if asked_for == "sandbox":
+            provider.client.call("sandbox.stop", {"key": dict(zip(("profile", "task"), environment.key))})
+        revoked = {"status": 401, "body": '{"detail": "revoked"}'}
+        emulator.fault(revoked, method="POST")
+        emulator.fault(revoked, method="GET", route="/v1/sandboxes")  # by which the daemon makes sure
+        assert ok(environment, "cat /workspace/f; echo x >> /workspace/ran", bounded_capture=True) == "kept"
+        assert ok(environment, "cat ran", cwd="/workspace") == "x"
+        assert provider.doctor_checks()[-1] == (True, "DeepInfra API key", "(accepted)")
+        provider.client.close()
+
+
 def test_one_reader_that_stops_delays_no_other_command(client: Client) -> None:
     stuck = client.start(script="yes", window=65536)
     first = stuck.read(20)

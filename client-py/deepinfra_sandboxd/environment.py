@@ -508,9 +508,9 @@ class DeepInfraEnvironment(BaseEnvironment):
         hello = self._client.connected(tick).hello
 
         def is_known(key: str | None) -> bool:
-            return key is None or (hello.configured and hello.fingerprint in (None, fingerprint(key)))
+            return hello.configured and (key is None or hello.fingerprint in (None, fingerprint(key)))
 
-        if look or not is_known(self._api_key):  # it may have been replaced since
+        if look or not is_known(self._api_key):  # it may have been set or replaced since
             with contextlib.suppress(Exception):  # such as of secrets that are out of reach
                 self._api_key = self._scoped(self._read_key)
         if (key := self._api_key) is None or is_known(key):

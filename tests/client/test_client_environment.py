@@ -1144,6 +1144,18 @@ def test_a_daemon_without_a_key_is_given_the_profiles(
     ).hexdigest()[:16]  # fmt: skip
 
 
+def test_a_daemon_that_lost_its_key_is_given_one_that_the_profile_had_not_when_the_session_began(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = make(provider)
+    shell.account = {"configured": False, "fingerprint": None}
+    shell.drop()
+    assert environment.execute("echo without")["output"] == "without\n"  # it is the daemon's to refuse it
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "mine")
+    assert environment.execute("echo ok")["output"] == "ok\n"
+    assert shell.wait_for("account.set") == {"api_key": "mine"}
+
+
 def test_lines_with_bytes_that_are_no_text_reach_the_shell(shell: ShellDaemon, provider: DeepInfraProvider) -> None:
     environment = make(provider)
     assert environment.execute("printf '%s' '\udcff' | od -An -tx1")["output"].strip() == "ff"

@@ -182,8 +182,9 @@ def _survives(cwd: str, seen: Boot | None, boot: Boot | None) -> bool:
 class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
-    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *idle_stop*: seconds until the
-    sandbox is stopped when it is idle; 0 is the daemon's own time. *api_key* tells the key of the profile in scope;
+    *signal* is what an interrupt sends to the command: KILL, TERM or INT. *settings* tells the plan of a new sandbox
+    and after how many idle seconds it is stopped, 0 being the daemon's own time: asked each time, as hermes keeps an
+    environment for as long as it is used. *api_key* tells the key of the profile in scope;
     what it raises at creation comes out. *used* is told True each time
     that the sandbox was made or started or found running, and False when it is to be removed.
     """
@@ -199,8 +200,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         cwd: str,
         timeout: int,
         persistent: bool = True,
-        plan: str | None = None,
-        idle_stop: int = 0,
+        settings: Callable[[], tuple[str | None, int]] = lambda: (None, 0),
         api_key: Callable[[], str | None] = lambda: None,
         signal: str = "KILL",
         used: Callable[[DeepInfraEnvironment, bool], None] = lambda *_: None,
@@ -212,10 +212,11 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._session_scoped = not persistent
         self._client, self._signal, self._used = client, signal, used
         self._read_key, self._api_key = api_key, api_key()
-        self._idle_stop = idle_stop
+        self._settings = settings
+        self._idle_stop: int | None = None  # the seconds that the daemon was told last
         self._scope = contextvars.copy_context()  # the profile's
         self._named: Json = {"key": key_value(key)}
-        self._wanted: Json = {"persistent": persistent} | ({"plan": plan} if plan else {})
+        self._wanted: Json = {"persistent": persistent}
         self._known = _known.setdefault(key, _Known())
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
@@ -480,20 +481,24 @@ class DeepInfraEnvironment(BaseEnvironment):
             tick()
         self._use_account(tick)
         key = self._api_key
+        idle_stop = self._idle_stop or 0
+        with contextlib.suppress(Exception):  # such as of a configuration that is just being written
+            plan, idle_stop = self._scoped(self._settings)
+            self._wanted = {"persistent": self._persistent} | ({"plan": plan} if plan else {})
         params = self._named | self._wanted
         # Where nothing is chosen the daemon's own time counts again, but only once: somebody may ask for another later.
         if "idle_stop" in self._client.connected(tick).hello.capabilities:
-            if self._idle_stop or self._boot is None:
-                params["idle_stop_s"] = self._idle_stop
-        elif self._idle_stop:
+            if idle_stop or idle_stop != self._idle_stop:
+                params["idle_stop_s"] = idle_stop
+        elif idle_stop and idle_stop != self._idle_stop:
             logger.warning("deepinfra-sandbox: this daemon is too old for the setting `idle_stop`: its own time counts")
-            self._idle_stop = 0
         try:
             answer = self._client.call("sandbox.ensure", params, tick=tick)
         except RpcError as error:
             if error.name == "unauthorized" and self._has_new_key(key, tick):
                 return self._ensure(tick)
             raise
+        self._idle_stop = idle_stop
         self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 

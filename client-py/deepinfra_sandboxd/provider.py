@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import time
+from functools import cache, partial
 from typing import Any, Callable, Mapping
 
 from agent.secret_scope import get_secret
@@ -67,12 +68,13 @@ def signal_name(chosen: Any) -> str:
     return "KILL"
 
 
-def idle_seconds(chosen: Any) -> int:
+@cache  # so that what is wrong with it is said once
+def idle_seconds(chosen: str) -> int:
     """The seconds that a setting means, written as for the daemon's option; 0, also where it says nothing, is
     what that option says itself."""
-    if chosen is None:
+    if not chosen:
         return 0
-    if parts := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smhd]?)", str(chosen).strip()):
+    if parts := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smhd]?)", chosen.strip()):
         seconds = float(parts[1]) * UNITS[parts[2]]
         return int(min(max(LEAST_IDLE_STOP, seconds), UNITS["d"] * 365)) if seconds else 0
     logger.warning("deepinfra-sandbox: the setting `idle_stop` is %r, no time such as 300 or 5m: it is ignored", chosen)
@@ -168,18 +170,17 @@ class DeepInfraProvider(TerminalEnvironmentProvider):
         if task_id == PROBE_TASK:
             return PromptProbe()
         configured = backend_config or {}
-        chosen = {name: self._setting(name, configured) for name in SETTINGS}
-        persistent = is_persistent(chosen["persistent"], (container_config or {}).get("container_persistent"))
+        chosen = partial(self._setting, configured=configured)
+        persistent = is_persistent(chosen("persistent"), (container_config or {}).get("container_persistent"))
         return DeepInfraEnvironment(
             self._client(configured),
             (profile_identity(profile_home()), task_id),
             cwd=cwd,
             timeout=timeout,
             persistent=persistent,
-            plan=chosen["plan"],
-            idle_stop=idle_seconds(chosen["idle_stop"]),
+            settings=lambda: (chosen("plan"), idle_seconds(str(chosen("idle_stop") or ""))),
             api_key=api_key,
-            signal=signal_name(chosen["interrupt"]),
+            signal=signal_name(chosen("interrupt")),
             used=self._used,
         )
 

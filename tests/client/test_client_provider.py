@@ -128,6 +128,26 @@ def test_an_idle_time_is_told_with_each_use_of_the_sandbox(
     provider.client.close()
 
 
+def test_what_is_chosen_while_a_session_goes_on_counts_from_the_next_command(
+    shell: ShellDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """hermes keeps an environment as long as it is used, and its sandbox may have to be made again."""
+    context = Context(plan="small", socket=str(shell.path), idle_stop="5m")
+    deepinfra_sandboxd.register(context)
+    environment = context.providers[0].create_environment(cwd="", timeout=5)
+    told: list[Any] = []
+    for chosen in ({"plan": "large", "idle_stop": "1h"}, {"plan": None, "idle_stop": None}, {}, {"idle_stop": "eventually"}, {}):
+        context.settings |= chosen
+        environment.execute("true")
+        ensured = shell.wait_for("sandbox.ensure", shell.methods().count("sandbox.ensure"))
+        told.append((ensured.get("plan"), ensured.get("idle_stop_s")))
+    assert told == [("large", 3600), (None, 0), (None, None), (None, None), (None, None)]
+    assert caplog.text.count("'eventually'") == 1  # not with each command
+    context.settings = None  # type: ignore[assignment]  # hermes's configuration cannot be read just now
+    assert environment.execute("echo on")["output"] == "on\n"
+    environment._client.close()
+
+
 def test_a_daemon_that_does_not_know_idle_times_is_told_none(shell: ShellDaemon, caplog: pytest.LogCaptureFixture) -> None:
     provider = DeepInfraProvider({"idle_stop": 300, "socket": str(shell.path)}.get)
     shell.capabilities.remove("idle_stop")

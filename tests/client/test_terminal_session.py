@@ -334,6 +334,19 @@ def test_the_plugins_idle_time_counts_for_a_daemon_that_runs_already(
     assert "idle_stop_s" not in sandbox()
 
 
+def test_a_plan_that_was_chosen_since_counts_for_the_next_sandbox(
+    hermes: DeepInfraProvider, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "medium")
+    environment = make(hermes)
+    monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "large")
+    ok(environment, "true")
+    assert [one["plan"] for one in emulator.sandboxes()] == ["medium"]  # one that is there stays what it is
+    hermes.client.call("sandbox.terminate", {"key": dict(zip(("profile", "task"), environment.key))})
+    ok(environment, "true")
+    assert [one["plan"] for one in emulator.sandboxes() if one["state"] == "running"] == ["large"]
+
+
 def test_files_go_there_and_what_changed_comes_back(hermes: DeepInfraProvider, tmp_path: Path) -> None:
     home = Path(os.environ["HERMES_HOME"])
     skill, cached = home / "skills" / "s" / "SKILL.md", home / "cache" / "images" / "i.png"

@@ -52,7 +52,7 @@ NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a dir
 OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
 TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
-SYNC_GRACE = 5.0  # seconds that the end waits for files that are still being sent
+SYNC_GRACE = 5.0  # seconds that the end waits for files that are still being sent, a removal for the daemon as well
 SILENCE = 300.0  # seconds without a byte after which a fetch is given up
 OTHER_KEY_HINT = (
     f"hermes config set {daemon.KEY_VARIABLE} <the daemon's key>; or, for a daemon of this key's own, set"
@@ -335,11 +335,12 @@ class DeepInfraEnvironment(BaseEnvironment):
     def cleanup(self, force_remove: bool | None = None) -> None:
         """Let go of the sandbox, which lives on by the daemon's clock; only ``force_remove=True``, an
         explicit removal, terminates it, unless others hold it. What changed in the synchronised files
-        is fetched first if the sandbox runs, and for that no daemon is looked for. Never raises; ``execute``
-        works after it.
+        is fetched first if the sandbox runs, and for that no daemon is looked for, but for a moment where all goes with
+        the sandbox. Never raises; ``execute`` works after it.
         """
         try:
-            if self._client.alive and self._look(self._still_connected)[0] == "running":
+            tick = self._patience(SYNC_GRACE) if force_remove else self._still_connected
+            if (force_remove or self._client.alive) and self._look(tick)[0] == "running":
                 with self._alone(self._patience(SYNC_GRACE)):
                     self._scoped(self._files.sync_back)
         except Exception as error:
@@ -545,7 +546,7 @@ class DeepInfraEnvironment(BaseEnvironment):
 
         def tick() -> None:
             if time.monotonic() >= until:
-                raise NoAnswer("another thread is still sending files")
+                raise NoAnswer("the daemon, or another thread that sends files, takes too long")
 
         return tick
 

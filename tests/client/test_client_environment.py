@@ -1319,6 +1319,43 @@ def test_a_daemon_that_is_gone_holds_no_agent_up_that_ends(
     assert file_sync.failures == [] and started == []
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_what_goes_with_a_removal_is_fetched_also_from_a_daemon_that_was_restarted_since(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, removed: bool
+) -> None:
+    environment = make(provider)
+    environment.execute("echo there > .hermes/cache/images/two.txt")
+    shell.crash()
+    shell.restart()
+    environment.cleanup(force_remove=removed)
+    assert (synchronised / "cache/images/two.txt").read_text() == ("there\n" if removed else "cache/images/two.txt")
+    assert file_sync.failures == []
+
+
+def test_a_removal_does_not_wait_long_for_what_it_could_fetch(
+    shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfra_sandboxd.environment.SYNC_GRACE", 0.2)
+    provider.client.patience = 60
+    environment = make(provider)
+    shell.crash()
+    removal = threading.Thread(target=lambda: environment.cleanup(force_remove=True))
+    with monkeypatch.context() as patched:
+        asked, call = threading.Event(), provider.client.call
+
+        def called(method: str, *arguments: Any, **options: Any) -> Any:
+            if method == "sandbox.release":
+                asked.set()
+            return call(method, *arguments, **options)
+
+        patched.setattr(provider.client, "call", called)
+        removal.start()
+        assert asked.wait(10)  # long before the patience with a daemon that is away is over
+    shell.restart()
+    removal.join(20)
+    assert shell.wait_for("sandbox.release")["mode"] == "terminate" and "fs.pull" not in shell.methods()
+
+
 def test_a_sandbox_without_caches_has_nothing_to_bring_back(
     shell: ShellDaemon, provider: DeepInfraProvider, synchronised: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1342,6 +1379,7 @@ def test_a_python_that_cannot_unpack_what_comes_back_is_spared_the_tries(
         environment.cleanup()
     assert "fs.pull" not in shell.methods() and file_sync.failures == []
     assert caplog.text.count("Python 3.11.4") == 1
+    can_unpack.cache_clear()  # it is not so for the tests that come next
 
 
 @pytest.mark.parametrize("configured", [1234, -5, None], ids=str)

@@ -565,6 +565,21 @@ def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, e
     eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
 
 
+def test_what_an_ephemeral_sandbox_changed_comes_back_though_the_daemon_was_restarted(
+    hermes: DeepInfraProvider, emulator: Emulator, again: Callable[..., None]
+) -> None:
+    cached = Path(os.environ["HERMES_HOME"]) / "cache" / "web" / "x"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("x")
+    environment = make(hermes, task_id="s1", container_config={"container_persistent": False})
+    ok(environment, "echo changed > .hermes/cache/web/x", cwd="/workspace")
+    again(kill=False)
+    hermes.end_session(session_id="s1")
+    eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
+    came = "changed\n" if hasattr(tarfile, "data_filter") else "x"  # Python before 3.11.4: nothing comes back
+    assert cached.read_text() == came
+
+
 KILLS = (
     "pkill -TERM -P 99 2>/dev/null; kill 99 2>/dev/null; true",
     "kill 99 2>/dev/null",

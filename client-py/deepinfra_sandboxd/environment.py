@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import tarfile
 import tempfile
 import threading
@@ -83,6 +84,7 @@ class _Call:
     yielded: bool = False
     boot: Boot | None = None
     handles: list[CommandHandle] = field(default_factory=list)
+    prelude: str = ""  # what each of its scripts does first
 
     def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
         taken = taken_by(*handle_and_output)
@@ -218,6 +220,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._named: Json = {"key": key_value(key)}
         self._wanted: Json = {"persistent": persistent}
         self._known = _known.setdefault(key, _Known())
+        self._home = self.cwd if self.cwd.startswith(WORKSPACE + "/") else WORKSPACE  # is made with each session
         self._boot: Boot | None = None  # the one that the session was made in
         self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
@@ -444,7 +447,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         call = _call.get() or _Call(threading.get_ident(), quiet=False)
         prepare = partial(
             self._client.prepare,
-            script=cmd_string,
+            script=call.prelude + cmd_string,
             login=login,
             key=self.key,
             timeout=None if call.to_yield else timeout + DAEMON_GRACE,  # what was handed over has no limit any more
@@ -596,7 +599,7 @@ class DeepInfraEnvironment(BaseEnvironment):
             before = self._boot or self._known.boot
             restarted = before is not None and boot != before
             if not _survives(self.cwd, before or boot, boot):
-                self.cwd = WORKSPACE
+                self.cwd = self._home
             self._begin_session(call, tick)
             self._boot = self._known.boot = boot  # only now: what was cut short is done again by the next command
             self._untold |= restarted
@@ -611,7 +614,9 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._snapshot_ready = False
         call.handles.clear()
         key = self._api_key
+        call.prelude = f"mkdir -p -- {shlex.quote(self._home)} 2>/dev/null\n"  # which costs no request of its own
         self.init_session()
+        call.prelude = ""
         tick()
         if call.unauthorized and self._has_new_key(key, tick):
             return self._begin_session(call, tick)

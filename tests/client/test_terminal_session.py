@@ -24,7 +24,7 @@ from support.daemon import Daemon, find_binary  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 
 from deepinfra_sandboxd import Client, RpcError  # noqa: E402
-from deepinfra_sandboxd.environment import DeepInfraEnvironment  # noqa: E402
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, _known  # noqa: E402
 from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
 from tools import interrupt  # noqa: E402
 from tools.environments.base import EnvironmentConnectionError  # noqa: E402
@@ -655,6 +655,38 @@ def test_a_removal_behind_our_back_takes_the_sessions_directory_with_it(hermes: 
     result = environment.execute("pwd; ls", bounded_capture=True)
     assert (result["output"], result["returncode"], result["environment_recreated"]) == ("/workspace\n", 0, True)
     assert ok(environment, "pwd", cwd="/workspace/other") == "/workspace"  # another session's
+
+
+@pytest.mark.parametrize("why", ["fresh", "removed", "removed before the agent was started", "no session"])
+def test_the_directory_that_was_asked_for_is_there_in_a_new_sandbox(
+    hermes: DeepInfraProvider, emulator: Emulator, why: str
+) -> None:
+    """hermes sends each session's first command to terminal.cwd, and could not even make it there."""
+    wanted = "/workspace/some 'project'/src"
+    if why == "no session":
+        ok(make(hermes), "echo exit 3 > ~/.bash_profile")  # then no session can be made
+    environment = make(hermes, cwd=wanted)
+    if why.startswith("removed"):
+        ok(environment, "touch f; cd ..", cwd=wanted)
+        emulator.delete_sandbox(emulator.sandboxes()[0]["sandbox_id"])
+    if why == "removed before the agent was started":
+        _known.clear()
+        environment = make(hermes, cwd=wanted)
+    result = environment.execute("pwd; ls", cwd=wanted, bounded_capture=True)
+    assert (result["output"], result["returncode"]) == (f"{wanted}\n", 0)
+    assert ok(environment, "pwd") == wanted
+    before = total_requests(emulator)
+    ok(environment, "pwd", cwd=wanted)
+    assert why == "no session" or total_requests(emulator) - before == 1
+
+
+def test_what_is_asked_for_in_vain_as_a_directory_is_told_by_the_command(hermes: DeepInfraProvider) -> None:
+    ok(make(hermes), "touch file", cwd="/workspace")
+    for cwd in ("/workspace/file/x", "/opt/x"):  # what is not below /workspace is nobody's to make
+        environment = make(hermes, cwd=cwd)
+        result = environment.execute("true", cwd=cwd, bounded_capture=True)
+        assert result["returncode"] == 126 and cwd in result["output"]
+    assert environment.execute("test -e /opt/x", cwd="/")["returncode"] == 1
 
 
 def test_a_sandbox_stopped_behind_our_back_is_started_by_no_poller_and_no_cleanup(

@@ -85,6 +85,7 @@ class _Call:
     boot: Boot | None = None
     handles: list[CommandHandle] = field(default_factory=list)
     prelude: str = ""  # what each of its scripts does first
+    ended: int = 0  # sessions of the environment that had, when it began
 
     def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
         taken = taken_by(*handle_and_output)
@@ -188,7 +189,7 @@ class DeepInfraEnvironment(BaseEnvironment):
     and after how many idle seconds it is stopped, 0 being the daemon's own time: asked each time, as hermes keeps an
     environment for as long as it is used. *api_key* tells the key of the profile in scope;
     what it raises at creation comes out. *used* is told True each time
-    that the sandbox was made or started or found running, and False when it is to be removed.
+    before the sandbox is made or started or found running, and False when it is to be removed.
     """
 
     _stdin_mode = "pipe"
@@ -222,6 +223,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._known = _known.setdefault(key, _Known())
         self._home = self.cwd if self.cwd.startswith(WORKSPACE + "/") else WORKSPACE  # is made with each session
         self._boot: Boot | None = None  # the one that the session was made in
+        self._ended = 0  # sessions
         self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
         self.after_fork()
@@ -253,7 +255,7 @@ class DeepInfraEnvironment(BaseEnvironment):
     @contextlib.contextmanager
     def _calling(self, command: str = "") -> Iterator[_Call]:
         teardown = TEARDOWN.fullmatch(command) is not None
-        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown)
+        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown, ended=self._ended)
         token = _call.set(call)
         try:
             yield call
@@ -343,7 +345,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         """
         try:
             tick = self._patience(SYNC_GRACE) if force_remove else self._still_connected
-            if (force_remove or self._client.alive) and self._look(tick)[0] == "running":
+            if self._files and (force_remove or self._client.alive) and self._look(tick)[0] == "running":
                 with self._alone(self._patience(SYNC_GRACE)):
                     self._scoped(self._files.sync_back)
         except Exception as error:
@@ -365,6 +367,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         and nobody is held up. A process that is killed leaves the sandbox to the daemon."""
         thread = threading.Thread(target=self._remove, name="deepinfra-sandboxd-end", daemon=False)
         _ending[self.key] = thread
+        self._ended += 1
         try:
             if threading.main_thread().is_alive():
                 return thread.start()
@@ -473,6 +476,8 @@ class DeepInfraEnvironment(BaseEnvironment):
         def tick() -> None:
             if _asked(threads, to_yield=False):
                 raise _Interrupted("interrupted while waiting for the sandbox")
+            if call is not None and call.ended != self._ended:  # nobody would end what it goes on to make
+                raise SandboxdError("its session has ended")
             if touch is not None:
                 touch(state, f"waiting for the sandbox {self._client.progress.get(self.key, '')}".rstrip())
 
@@ -496,6 +501,8 @@ class DeepInfraEnvironment(BaseEnvironment):
                 params["idle_stop_s"] = idle_stop
         elif idle_stop and idle_stop != self._idle_stop:
             logger.warning("deepinfra-sandbox: this daemon is too old for the setting `idle_stop`: its own time counts")
+        tick()
+        self._used(self, True)  # before it is made, so that the end of its session finds it
         try:
             answer = self._client.call("sandbox.ensure", params, tick=tick)
         except RpcError as error:
@@ -503,7 +510,6 @@ class DeepInfraEnvironment(BaseEnvironment):
                 return self._ensure(tick)
             raise
         self._idle_stop = idle_stop
-        self._used(self, True)
         return str(answer["sandbox"]["id"]), int(answer["generation"])
 
     def _has_new_key(self, refused: str | None, tick: Tick) -> bool:

@@ -24,7 +24,7 @@ from support.daemon import Daemon, find_binary  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 
 from deepinfra_sandboxd import Client, RpcError  # noqa: E402
-from deepinfra_sandboxd.environment import DeepInfraEnvironment, _known  # noqa: E402
+from deepinfra_sandboxd.environment import DeepInfraEnvironment, _ending, _known  # noqa: E402
 from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
 from tools import interrupt  # noqa: E402
 from tools.environments.base import EnvironmentConnectionError  # noqa: E402
@@ -563,6 +563,43 @@ def test_an_ephemeral_sandbox_ends_with_its_session(hermes: DeepInfraProvider, e
     assert [one["state"] for one in emulator.sandboxes()] == ["running"]
     hermes.end_session(session_id="s1", platform="cli", reason="done")
     eventually(lambda: all(one["state"] == "deleted" for one in emulator.sandboxes()), "it is gone")
+
+
+@pytest.mark.parametrize("begun_by", ["creation", "command"])
+def test_a_session_that_ends_while_its_sandbox_is_being_made_leaves_none(
+    hermes: DeepInfraProvider, client: Client, emulator: Emulator, begun_by: str
+) -> None:
+    def states() -> list[str]:
+        return [one["state"] for one in emulator.sandboxes()]
+
+    def begin() -> Any:
+        return make(hermes, task_id="s1", container_config={"container_persistent": False})
+
+    made: list[Any] = []
+    if begun_by != "creation":
+        made.append(begin())
+        client.call("sandbox.terminate", {"key": dict(zip(("profile", "task"), made[0].key))})
+    answers: list[Any] = []
+
+    def use() -> None:
+        try:
+            answers.append((made or [begin()])[0].execute("echo x > /workspace/ran", bounded_capture=True))
+        except EnvironmentConnectionError as error:
+            answers.append({"returncode": 125, "output": str(error)})
+
+    emulator.config(boot_ms=700)
+    thread = threading.Thread(target=use)
+    thread.start()
+    eventually(lambda: "creating" in states(), "it is being made")
+    hermes.end_session(session_id="s1")
+    thread.join(30)
+    assert answers[0]["returncode"] == 125 and "session has ended" in answers[0]["output"]
+    eventually(lambda: not _ending, "all is ended that was to be")
+    assert set(states()) == {"deleted"} and not hermes._ephemeral
+    ended = made or [begin()]
+    assert ok(ended[0], "ls /workspace") == ""  # it can be taken up again
+    hermes.end_session(session_id="s1")
+    eventually(lambda: set(states()) == {"deleted"}, "and ends again")
 
 
 def test_what_an_ephemeral_sandbox_changed_comes_back_though_the_daemon_was_restarted(

@@ -53,6 +53,7 @@ NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a dir
 OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
 TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
+LOGIN_PAUSE = 300.0  # seconds until a login shell that did not work is tried again
 SYNC_GRACE = 5.0  # seconds that the end waits for files that are still being sent, a removal for the daemon as well
 SILENCE = 300.0  # seconds without a byte after which a fetch is given up
 OTHER_KEY_HINT = (
@@ -223,6 +224,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._known = _known.setdefault(key, _Known())
         self._home = self.cwd if self.cwd.startswith(WORKSPACE + "/") else WORKSPACE  # is made with each session
         self._boot: Boot | None = None  # the one that the session was made in
+        self._login_again = 0.0  # when a login shell is to be tried after one that did not work, monotonic
         self._ended = 0  # sessions
         self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
@@ -600,7 +602,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         while not lock.acquire(timeout=LOOK):
             tick()
         try:
-            if boot == self._boot and self._snapshot_ready:
+            if boot == self._boot and (self._snapshot_ready or time.monotonic() < self._login_again):
                 return
             before = self._boot or self._known.boot
             restarted = before is not None and boot != before
@@ -609,6 +611,9 @@ class DeepInfraEnvironment(BaseEnvironment):
             self._begin_session(call, tick)
             self._boot = self._known.boot = boot  # only now: what was cut short is done again by the next command
             self._untold |= restarted
+            # Where hermes has found that other shells do work, this one would fail the next command, too, or hang.
+            broken = not self._snapshot_ready and getattr(self, "_prefer_nonlogin", False)
+            self._login_again = time.monotonic() + LOGIN_PAUSE if broken else 0.0
         finally:
             lock.release()
 

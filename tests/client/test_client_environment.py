@@ -619,6 +619,51 @@ def test_a_snapshot_that_failed_at_creation_is_made_by_the_next_command(
     assert environment.execute("echo a$A")["output"] == "a1\n"
 
 
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_a_login_shell_that_does_not_work_is_not_tried_for_each_command(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """hermes has found by then that others do, and takes these."""
+    monkeypatch.setattr(BaseEnvironment, "_snapshot_timeout", 0.5)
+    run = shell._run
+
+    def broken(command: Command) -> None:
+        if not command.params.get("login"):
+            run(command)
+        elif how == "fails":
+            with command.changed:
+                command.end = (3, "exited")
+
+    def starts_of(call: Callable[[], Any]) -> list[bool]:
+        before = len(shell.messages)
+        assert call()
+        return [m["params"].get("login", False) for m in shell.messages[before:] if m["method"] == "exec.start"]
+
+    def echo() -> bool:
+        return environment.execute("echo on")["output"] == "on\n"
+
+    def echo_by_many() -> bool:
+        answers: list[bool] = []
+        threads = [threading.Thread(target=lambda: answers.append(echo())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return answers == [True] * 3
+
+    shell._run = broken  # type: ignore[method-assign]
+    environment = make(provider)
+    assert starts_of(echo) == [False] and starts_of(echo_by_many) == [False] * 3
+    restart(shell)  # of a sandbox, whose /root is another one then
+    assert starts_of(echo) == [True, False, False] and starts_of(echo) == [False]
+    monkeypatch.setattr("deepinfra_sandboxd.environment.LOGIN_PAUSE", 0.0)
+    restart(shell)
+    assert starts_of(echo) == [True, False, False] == starts_of(echo)  # the pause is over
+    shell._run = run  # type: ignore[method-assign]
+    assert starts_of(lambda: environment.execute("export A=1")) == [True, False]
+    assert environment.execute("echo a$A")["output"] == "a1\n"
+
+
 def test_threads_that_meet_a_restart_together_make_the_session_once(
     shell: ShellDaemon, provider: DeepInfraProvider
 ) -> None:

@@ -53,6 +53,7 @@ NO_PREFERENCE = ("", "~", "/root")  # what hermes passes when nobody chose a dir
 OWN_DIRECTORY = r"/tmp/hermes_(rkernel|exec)_\w+"
 TEARDOWN = re.compile(rf"((pkill -TERM -P|kill) \d+ 2>/dev/null(; |$))+(true)?|rm -rf {OWN_DIRECTORY}")
 RESTARTS = 4  # of the sandbox, that one command may meet before it runs
+SETTINGS_AGE = 1.0  # seconds for which settings count that were read: hermes may read its configuration for each
 LOGIN_PAUSE = 300.0  # seconds until a login shell that did not work is tried again
 SYNC_GRACE = 5.0  # seconds that the end waits for files that are still being sent, a removal for the daemon as well
 SILENCE = 300.0  # seconds without a byte after which a fetch is given up
@@ -187,10 +188,10 @@ class DeepInfraEnvironment(BaseEnvironment):
     """The environment of one key ``(profile, task)``; made by the provider, which owns the client.
 
     *signal* is what an interrupt sends to the command: KILL, TERM or INT. *settings* tells the plan of a new sandbox
-    and after how many idle seconds it is stopped, 0 being the daemon's own time: asked each time, as hermes keeps an
-    environment for as long as it is used. *api_key* tells the key of the profile in scope;
-    what it raises at creation comes out. *used* is told True each time
-    before the sandbox is made or started or found running, and False when it is to be removed.
+    and after how many idle seconds it is stopped, 0 being the daemon's own time: asked again and again, as hermes keeps
+    an environment for as long as it is used. *api_key* tells the key of the profile in scope; what it raises at
+    creation comes out. *used* is told True each time before the sandbox is made or started or found running, and
+    False when it is to be removed.
     """
 
     _stdin_mode = "pipe"
@@ -216,7 +217,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._session_scoped = not persistent
         self._client, self._signal, self._used = client, signal, used
         self._read_key, self._api_key = api_key, api_key()
-        self._settings = settings
+        self._settings, self._settings_due = settings, 0.0
         self._idle_stop: int | None = None  # the seconds that the daemon was told last
         self._scope = contextvars.copy_context()  # the profile's
         self._named: Json = {"key": key_value(key)}
@@ -493,9 +494,11 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._use_account(tick)
         key = self._api_key
         idle_stop = self._idle_stop or 0
-        with contextlib.suppress(Exception):  # such as of a configuration that is just being written
-            plan, idle_stop = self._scoped(self._settings)
-            self._wanted = {"persistent": self._persistent} | ({"plan": plan} if plan else {})
+        if time.monotonic() >= self._settings_due:
+            self._settings_due = time.monotonic() + SETTINGS_AGE
+            with contextlib.suppress(Exception):  # such as of a configuration that is just being written
+                plan, idle_stop = self._scoped(self._settings)
+                self._wanted = {"persistent": self._persistent} | ({"plan": plan} if plan else {})
         params = self._named | self._wanted
         # Where nothing is chosen the daemon's own time counts again, but only once: somebody may ask for another later.
         if "idle_stop" in self._client.connected(tick).hello.capabilities:

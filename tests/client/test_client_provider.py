@@ -21,6 +21,7 @@ import deepinfra_sandboxd
 from agent import secret_scope
 from agent.terminal_env_provider import TerminalEnvironmentProvider
 from deepinfra_sandboxd import DaemonNotRunning, daemon
+from deepinfra_sandboxd import environment as environment_module
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, fingerprint
 from deepinfra_sandboxd.environment import profile_home, profile_identity
 from deepinfra_sandboxd.provider import KEY_HINT, DeepInfraProvider
@@ -129,9 +130,10 @@ def test_an_idle_time_is_told_with_each_use_of_the_sandbox(
 
 
 def test_what_is_chosen_while_a_session_goes_on_counts_from_the_next_command(
-    shell: ShellDaemon, caplog: pytest.LogCaptureFixture
+    shell: ShellDaemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hermes keeps an environment as long as it is used, and its sandbox may have to be made again."""
+    monkeypatch.setattr(environment_module, "SETTINGS_AGE", 0.0)
     context = Context(plan="small", socket=str(shell.path), idle_stop="5m")
     deepinfra_sandboxd.register(context)
     environment = context.providers[0].create_environment(cwd="", timeout=5)
@@ -146,6 +148,20 @@ def test_what_is_chosen_while_a_session_goes_on_counts_from_the_next_command(
     context.settings = None  # type: ignore[assignment]  # hermes's configuration cannot be read just now
     assert environment.execute("echo on")["output"] == "on\n"
     environment._client.close()
+
+
+def test_hermes_is_not_asked_for_its_settings_with_each_command(
+    shell: ShellDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_module, "SETTINGS_AGE", 1000.0)
+    asked: list[str] = []
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_SOCKET", str(shell.path))
+    provider = DeepInfraProvider(lambda name, default: asked.append(name))
+    environment = provider.create_environment(cwd="", timeout=5)
+    before = list(asked)
+    environment.execute("true")
+    assert asked == before and "plan" in before
+    provider.client.close()
 
 
 def test_a_daemon_that_does_not_know_idle_times_is_told_none(shell: ShellDaemon, caplog: pytest.LogCaptureFixture) -> None:

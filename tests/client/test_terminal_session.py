@@ -24,6 +24,7 @@ from support.daemon import Daemon, find_binary  # noqa: E402
 from support.emulator import Emulator  # noqa: E402
 
 from deepinfra_sandboxd import Client, RpcError  # noqa: E402
+from deepinfra_sandboxd import environment as environment_module  # noqa: E402
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, _ending, _known  # noqa: E402
 from deepinfra_sandboxd.provider import DeepInfraProvider  # noqa: E402
 from tools import interrupt  # noqa: E402
@@ -337,6 +338,7 @@ def test_the_plugins_idle_time_counts_for_a_daemon_that_runs_already(
 def test_a_plan_that_was_chosen_since_counts_for_the_next_sandbox(
     hermes: DeepInfraProvider, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(environment_module, "SETTINGS_AGE", 0.0)
     monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "medium")
     environment = make(hermes)
     monkeypatch.setenv("DEEPINFRA_SANDBOX_PLAN", "large")

@@ -87,7 +87,7 @@ class _Call:
     boot: Boot | None = None
     handles: list[CommandHandle] = field(default_factory=list)
     prelude: str = ""  # what each of its scripts does first
-    ended: int = 0  # sessions of the environment that had, when it began
+    ended: int = 0  # sessions of its key that had, when it began
 
     def hand_over(self, taken_by: Callable[..., Any], *handle_and_output: Any) -> Any:
         taken = taken_by(*handle_and_output)
@@ -115,6 +115,7 @@ class _Known:
     """What outlives an environment: hermes drops one that is idle, but not where each of its sessions is."""
 
     boot: Boot | None = None  # the last one that a session was made in
+    ended: int = 0  # how many sessions have, of which each takes its sandbox along
     cwds: dict[str, Boot] = field(default_factory=dict)  # the start that each directory was last seen in
 
     def is_stale(self, cwd: str, boot: Boot | None) -> bool:
@@ -226,7 +227,6 @@ class DeepInfraEnvironment(BaseEnvironment):
         self._home = self.cwd if self.cwd.startswith(WORKSPACE + "/") else WORKSPACE  # is made with each session
         self._boot: Boot | None = None  # the one that the session was made in
         self._login_again = 0.0  # when a login shell is to be tried after one that did not work, monotonic
-        self._ended = 0  # sessions
         self._untold = False  # it is another one than before, and no result has said so
         self._files: Any = None
         self.after_fork()
@@ -258,7 +258,7 @@ class DeepInfraEnvironment(BaseEnvironment):
     @contextlib.contextmanager
     def _calling(self, command: str = "") -> Iterator[_Call]:
         teardown = TEARDOWN.fullmatch(command) is not None
-        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown, ended=self._ended)
+        call = _Call(threading.get_ident(), teardown or _is_quiet(), teardown, ended=self._known.ended)
         token = _call.set(call)
         try:
             yield call
@@ -370,7 +370,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         and nobody is held up. A process that is killed leaves the sandbox to the daemon."""
         thread = threading.Thread(target=self._remove, name="deepinfra-sandboxd-end", daemon=False)
         _ending[self.key] = thread
-        self._ended += 1
+        self._known.ended += 1
         try:
             if threading.main_thread().is_alive():
                 return thread.start()
@@ -479,7 +479,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         def tick() -> None:
             if _asked(threads, to_yield=False):
                 raise _Interrupted("interrupted while waiting for the sandbox")
-            if call is not None and call.ended != self._ended:  # nobody would end what it goes on to make
+            if call is not None and call.ended != self._known.ended:  # nobody would end what it goes on to make
                 raise SandboxdError("its session has ended")
             if touch is not None:
                 touch(state, f"waiting for the sandbox {self._client.progress.get(self.key, '')}".rstrip())
@@ -511,6 +511,7 @@ class DeepInfraEnvironment(BaseEnvironment):
         try:
             answer = self._client.call("sandbox.ensure", params, tick=tick)
         except RpcError as error:
+            self._settings_due = 0.0  # they have not been taken
             if error.name == "unauthorized" and self._has_new_key(key, tick):
                 return self._ensure(tick)
             raise

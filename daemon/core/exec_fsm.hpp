@@ -58,8 +58,8 @@ struct exec_limits {
         500}; // after a confirmed kill, for the last output and the stream's own end
     milliseconds answer{
         2'000};               // for the platform's answer, when a cancel comes while it is awaited
-    milliseconds rest{2'000}; // for output and end of what had ended before the kill, once it is
-                              // known how it had
+    milliseconds rest{2'000}; // for output and end of what had ended, or run unheard, before the
+                              // kill
     milliseconds unanswered{
         1'500}; // beyond its own time, for a command of which nothing was heard since it was sent
     milliseconds kill_cancelled{3'000};  // to reach the sandbox, for the kill; while that is tried
@@ -86,7 +86,7 @@ public:
         arm,         // start the command's own clock anew, if it has a limit: that and `delay`
                      // from now, then on_deadline. Resumed: from when the last daemon did
         kill,        // end the command's processes, then on_killed
-        look,        // ask its runner how it had ended, and go on reading; then on_found
+        look,        // read on, and ask its runner how it had ended; then on_found
         linger,      // for `delay`, then on_lingered
         finish,      // say `exit`; nothing but `correct` follows
         correct      // `exit` has changed, as more is known
@@ -171,6 +171,7 @@ private:
     bool kill_confirmed_ = false; // by the last of them, or by one that holds for good
     bool killed_for_good_ = false;
     bool killed_twice_ = false;
+    bool never_begun_ = false; // says the last place that would know, though it was heard of
     bool waiting_to_send_ = false;
     std::string waiting_for_;
     std::string unconfirmed_;

@@ -40,7 +40,8 @@ exec_exit exec_fsm::ended() const {
     }
     exit.reason = ending_as_;
     exit.returncode = timed_out ? timed_out_code : cancelled_code;
-    exit.ran = answered_ || output_seen_ ? started::yes : started::unknown;
+    const bool heard = answered_ && !never_begun_;
+    exit.ran = heard || output_seen_ ? started::yes : started::unknown;
     exit.message = unconfirmed_;
     if (!answered_ && !killed_for_good_ && exit.message.empty()) {
         exit.message = "the platform had not said whether the command had started; should it start "
@@ -257,6 +258,7 @@ exec_fsm::steps exec_fsm::on_killed(bool confirmed, std::string why, kill_reach 
         return finish(ended_unstarted());
     }
     killed_for_good_ = killed_for_good_ || for_good;
+    never_begun_ = never_begun_ || reach == kill_reach::before_start;
     if (verdict_) {
         return finish(ended());
     }

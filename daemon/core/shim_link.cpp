@@ -56,7 +56,7 @@ shim_link::step shim_link::on_installed() {
 }
 
 shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
-    if (heard_ || doubtful_) {
+    if (committed()) {
         return lost("the shim could not be put back (" + why + ")", started::unknown);
     }
     step next = act(unusable ? action::unusable : action::refused);
@@ -71,7 +71,7 @@ shim_link::step shim_link::on_not_installed(std::string why, bool unusable) {
 // Nothing of the command has been sent yet, so whatever went wrong, it certainly has not run.
 shim_link::step shim_link::on_install_failed(milliseconds now, const cloud::failure& failure) {
     run_out_ = false;
-    if (doubtful_ || heard_) {
+    if (committed()) {
         return again(now, failure.message);
     }
     step next = act(action::refused);
@@ -104,7 +104,7 @@ shim_link::step shim_link::on_post_failed(milliseconds now, const cloud::failure
     run_out_ = false;
     const bool certain = !failure.effect_unknown() && failure.kind != kind::not_found_unproven;
     const bool not_there = failure.kind == kind::conflict || failure.kind == kind::not_found;
-    if (!heard_ && !doubtful_ && certain) {
+    if (!committed() && certain) {
         step next = act(action::refused);
         next.failure = failure;
         return next;
@@ -222,7 +222,7 @@ shim_link::step shim_link::on_terminal(milliseconds now, std::string_view text, 
     if (!greeted_at_ && !tried_install_) {
         return act(action::install);
     }
-    if (never_ran && !greeted_at_ && !heard_ && !doubtful_ && !long_arguments_) {
+    if (never_ran && !greeted_at_ && !committed() && !long_arguments_) {
         step next = act(action::unusable);
         next.text = text;
         return next;
@@ -257,7 +257,7 @@ shim_link::step shim_link::on_note(milliseconds now, const shim_note& note) {
     if (note.name == "deepinfra-shim/1") {
         heard_ = true;
         run_out_ = false;
-        spoken_ = true;
+        spoken_ = opened_ = true;
         tried_install_ = false;
         greeted_at_ = now;
         if (note.text("state") == "new" || note.text("state") == "attached") {
@@ -365,7 +365,7 @@ shim_link::step shim_link::on_lost(milliseconds now, const shim_note& note) {
         heard_ = false;
         heard_before_ = false;
         spoken_ = false;
-        doubtful_ = true; // it was told to be open, and that is not taken back
+        doubtful_ = false;
         return again(now, "the runner in the sandbox ended before it started the command");
     }
     runner_gone_ = (claim == "started" || claim == "exited") && note.text("boot") == "same";

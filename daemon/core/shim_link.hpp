@@ -109,6 +109,8 @@ private:
     step ended(exec_exit exit);
     step on_note(milliseconds now, const shim_note& note);
     step on_exit(const shim_note& note);
+    // That it is refused, or cannot run there, can be said no more.
+    bool committed() const noexcept { return heard_ || doubtful_ || opened_; }
     step on_lost(milliseconds now, const shim_note& note);
     step on_error(milliseconds now, const shim_note& note);
     static exec_exit not_started(const shim_note& note);
@@ -119,6 +121,7 @@ private:
     bool tried_install_ = false; // since its last word
     bool heard_;                 // at some time: only to be followed
     bool spoken_ = false;        // to us
+    bool opened_ = false;        // once it had; stays so when another runner has to begin anew
     std::string cwd_;
     bool heard_before_ = false; // in an earlier call than this one
     bool doubtful_ = false;     // a `run` may have taken effect

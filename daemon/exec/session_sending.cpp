@@ -123,7 +123,9 @@ asio::awaitable<void> session::send() {
             apply(fsm_.on_not_sent({error_name::cloud_error, unsuitable->why}));
             co_return;
         }
-        // The next line is of the other kind.
+        line_.reset(); // the next one is of the other kind, and nothing is out before it
+        posted(false);
+        keep(core::exec_phase::accepted);
     }
 }
 

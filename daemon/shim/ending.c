@@ -217,16 +217,17 @@ void kill_begin(enum reason reason, int signal, uint64_t grace_ms, uint64_t conf
     }
     const bool gentle =
         signal != 0 && signal != SIGKILL && !r.childless && (!r.kill.active || r.kill.grace);
+    if (!r.kill.active) r.kill.signals = 0;
     // The same one again comes of a call whose answer was lost. What handles it gets it once.
-    const bool repeated = gentle && r.kill.active && r.kill.signal == signal;
-    if (gentle && !repeated && tree_scan(&r.tree, getpid(), 0) == 0) {
+    const uint64_t bit = gentle ? UINT64_C(1) << (signal & 63) : 0;
+    if (gentle && !(r.kill.signals & bit) && tree_scan(&r.tree, getpid(), 0) == 0) {
+        r.kill.signals |= bit;
         r.kill.error = tree_signal(&r.tree, signal);
         tree_signal(&r.tree, SIGCONT); // what is stopped would not see it
     }
     const uint64_t at = gentle ? now + grace_ms * MS : now;
     r.kill.at = r.kill.active ? earlier(r.kill.at, at) : at;
     r.kill.grace = gentle;
-    r.kill.signal = signal;
     r.kill.active = true;
     r.kill.gave_up = false;
     r.kill.pause = MS;

@@ -39,7 +39,8 @@ struct runner {
     struct {
         bool active, grace, gave_up;
         uint64_t at, until, pause;
-        int signal, error;
+        uint64_t signals; // that were sent since it is active, a bit each
+        int error;
     } kill;
     bool kill_reason_set;
     enum reason kill_reason;

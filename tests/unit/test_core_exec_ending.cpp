@@ -344,8 +344,15 @@ TEST_CASE("exec, ending: a kill that holds for what starts late is not repeated"
     SUBCASE("nothing of it was found, though it had been heard of") {
         REQUIRE(b.sent() == "read kill");
         CHECK(b.killed(true, kill_reach::before_start) == "linger-500");
-        CHECK(b.lingered() == "finish");
-        CHECK(b.exit() == "cancelled 130 yes");
+        SUBCASE("nor did it print anything") {
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 unknown");
+        }
+        SUBCASE("it has printed something") {
+            CHECK(b.output() == "-");
+            CHECK(b.lingered() == "finish");
+            CHECK(b.exit() == "cancelled 130 yes");
+        }
     }
     SUBCASE("with its sandbox there is nobody to ask") {
         CHECK(b.killed(true, kill_reach::with_sandbox) == "linger-500");

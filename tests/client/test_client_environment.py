@@ -20,7 +20,7 @@ import hermes_constants
 import pytest
 from fake_daemon import NO_ANSWER, Command, Message, Peer, Refusal, ShellDaemon, decode, eventually
 
-from deepinfra_sandboxd import daemon
+from deepinfra_sandboxd import SandboxdError, daemon
 from deepinfra_sandboxd.environment import DeepInfraEnvironment, can_unpack, fingerprint, plain
 from deepinfra_sandboxd.provider import DeepInfraProvider
 from tools import interrupt
@@ -1135,6 +1135,36 @@ def test_a_refused_key_gives_way_to_a_new_one_in_the_midst_of_a_session(
     assert [m["params"] for m in shell.messages if m["method"] == "account.set"] == [{"api_key": "new"}]
     assert environment.execute("export A=1; echo on")["output"] == "on\n"
     assert shell.methods().count("account.set") == 1
+
+
+def test_a_setting_that_a_refused_call_took_along_is_not_lost(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    environment = make(provider)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    monkeypatch.setenv("DEEPINFRA_SANDBOXD_IDLE_STOP", "600")
+    environment._settings_due = 0.0
+    refuse_the_key(shell, ensure=True)
+    assert environment.execute("echo ok")["output"] == "ok\n"
+    told = [m["params"].get("idle_stop_s") for m in shell.messages if m["method"] == "sandbox.ensure"]
+    assert told[-2:] == [600, 600]
+
+
+def test_the_end_of_a_session_counts_for_each_environment_of_its_key(
+    shell: ShellDaemon, provider: DeepInfraProvider
+) -> None:
+    """hermes may have let go of one that is still in the midst of a call."""
+    older, newer = (make(provider, container_config={"container_persistent": False}) for _ in range(2))
+    with older._calling():
+        tick = older._tick()
+        tick()
+        newer.end_session()
+        with pytest.raises(SandboxdError, match="its session has ended"):
+            tick()
+    shell.wait_for("sandbox.release")
+    assert older.execute("echo on")["output"] == "on\n"
 
 
 def test_threads_that_meet_a_refused_key_together_all_go_on_with_the_new_one(

@@ -355,7 +355,8 @@ def the_new_one_stays(stage: Stage, peer: Peer) -> None:
 
 
 def it_runs_on(stage: Stage, peer: Peer) -> None:
-    assert peer.call("sandbox.get", KEY)["sandbox"]["state"] == "running"
+    # One that was only just made may still have been booting when it was found.
+    wait_until(lambda: peer.call("sandbox.get", KEY)["sandbox"]["state"] == "running", "it is known to run")
     assert stage.emulator.sandbox(stage.our_one())["state"] == "running"
 
 

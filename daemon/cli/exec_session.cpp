@@ -10,6 +10,7 @@
 
 #include "cli/exec_ending.hpp"
 #include "cli/exec_output.hpp"
+#include "cli/interrupts.hpp"
 #include "cli/notices.hpp"
 #include "cli/output_sink.hpp"
 #include "cli/returning_daemon.hpp"
@@ -157,7 +158,7 @@ private:
             throw failure(exit_code::failed,
                           "cannot wait: " + std::generic_category().message(errno));
         }
-        if (waiting[1].revents != 0) interrupt(signals_.take());
+        if (waiting[1].revents != 0 && signals_.take()) interrupt();
         if (waiting[2].revents != 0) write_some();
         if (waiting[3].revents != 0) stdin_->read();
         if (waiting[0].revents != 0) daemon_.receive();
@@ -227,22 +228,35 @@ private:
 
     // -- interrupts
 
-    void interrupt(int count) {
-        interrupts_ += count;
+    void interrupt() {
+        const interrupts::meaning meant = interrupts_.came(clock::now());
+        if (meant == interrupts::meaning::echo) return;
         if (exit_) { // nothing is left to cancel but the writing
             code_ = static_cast<int>(exit_code::cancelled);
         } else if (!call_.start) {
             notices_.say("command " + call_.exec_id + " goes on; `deepinfra-sandboxd cancel " +
                          call_.exec_id + "` ends it");
             code_ = static_cast<int>(exit_code::cancelled);
-        } else if (interrupts_ > 1) {
-            notices_.say("left without its end: command " + call_.exec_id +
-                         " may still be running; " + way_back());
-            code_ = static_cast<int>(exit_code::cancelled);
+        } else if (meant == interrupts::meaning::at_once) {
+            leave();
         } else {
             cancel();
             notices_.say_to_people("cancelling the command; interrupt again to leave at once");
         }
+    }
+
+    // Without the command's end, but not without having asked for it if there is anybody to ask.
+    void leave() {
+        code_ = static_cast<int>(exit_code::cancelled);
+        try {
+            cancel();
+        } catch (const daemon_gone&) {
+            cancel_id_.reset();
+        }
+        notices_.say("left without its end: command " + call_.exec_id +
+                     (cancel_id_ ? " is being cancelled and may still be running; "
+                                 : " may still be running, as no daemon is there to cancel it; ") +
+                     way_back());
     }
 
     // At once, or as soon as there is somebody to ask.
@@ -379,7 +393,7 @@ private:
     bool reader_gone_ = false;
     bool unwritten_ = false; // output was thrown away that somebody wanted
 
-    int interrupts_ = 0;
+    interrupts interrupts_;
     bool cancel_wanted_ = false;
     std::optional<std::int64_t> cancel_id_;
     std::optional<clock::time_point> cancel_deadline_;

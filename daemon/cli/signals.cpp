@@ -40,9 +40,9 @@ signal_watch::~signal_watch() {
     handler_fd = -1;
 }
 
-int signal_watch::take() {
+bool signal_watch::take() {
     std::uint64_t count = 0;
-    return ::read(fd_.get(), &count, sizeof count) == sizeof count ? static_cast<int>(count) : 0;
+    return ::read(fd_.get(), &count, sizeof count) == sizeof count;
 }
 
 } // namespace sandboxd::cli

@@ -17,8 +17,8 @@ public:
     ~signal_watch();
 
     int fd() const noexcept { return fd_.get(); }
-    // How many came since the last call.
-    int take();
+    // Whether any came since the last call.
+    bool take();
 
 private:
     sys::unique_fd fd_;

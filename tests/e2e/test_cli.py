@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support.cli import LIMIT_S, Terminal, running
+from support.cli import LIMIT_S, Terminal, press_until_it_leaves, running
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.scenes import EXEC, appears, living, only_id, processes, without_shim, workspace
@@ -171,15 +171,29 @@ def test_a_second_ctrl_c_leaves_at_once(daemon: Daemon, emulator: Emulator) -> N
     daemon.cli("exec", "--", "true")
     with running(daemon, "exec", "--id", "stubborn", "--", "/bin/sh", "-c", "echo up; sleep 600") as cli:
         assert cli.stdout is not None and cli.stdout.readline() == b"up\n"
-        emulator.fault_exec({"stall_before": True}, times=0)
+        emulator.fault_exec({"latency_ms": 4000}, times=0)
         before = emulator.count(EXEC)
         cli.send_signal(signal.SIGINT)
         wait_until(lambda: emulator.count(EXEC) > before, "the cancel is under way")
         assert cli.poll() is None
         begun = time.monotonic()
-        cli.send_signal(signal.SIGINT)
+        press_until_it_leaves(cli)
         assert cli.wait(LIMIT_S) == 130
         assert time.monotonic() - begun < 2
+        assert cli.stderr is not None and b"stubborn is being cancelled and may still be running" in cli.stderr.read()
+    wait_until(lambda: processes(emulator) == [], "the cancel that was sent")
+
+
+def test_signals_that_come_together_are_one(daemon: Daemon, emulator: Emulator) -> None:
+    """timeout(1) signals its child and its group; so do supervisors. Neither means: without the command's end."""
+    daemon.cli("exec", "--", "true")
+    with running(daemon, "exec", "--", "/bin/sh", "-c", "echo up; sleep 600") as cli:
+        assert cli.stdout is not None and cli.stdout.readline() == b"up\n"
+        for each in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # it gets both before it can look
+            cli.send_signal(each)
+        assert cli.wait(LIMIT_S) == 130
+        assert cli.stderr is not None and cli.stderr.read() == b""
+    assert processes(emulator) == []
 
 
 def test_ctrl_c_while_the_sandbox_boots(daemon: Daemon, emulator: Emulator) -> None:

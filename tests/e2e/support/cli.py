@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +27,15 @@ def running(daemon: Daemon, *arguments: str, **how: Any) -> Iterator[subprocess.
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def press_until_it_leaves(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C again and again: what comes at the heels of the first one counts as the same, a later one does not."""
+    deadline = time.monotonic() + LIMIT_S
+    while process.poll() is None:
+        assert time.monotonic() < deadline, "it does not leave"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
 
 
 class Terminal:

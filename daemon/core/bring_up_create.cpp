@@ -29,6 +29,7 @@ bring_up_fsm::step bring_up_fsm::new_creation() {
     record_.runs_on.clear();
     fresh_ = true;
     record_.untried = true;
+    record_.first_boot = record_.generation + 1;
     boot_since_.reset();
     poll_.reset();
     doing_ = "creating the sandbox";

@@ -29,10 +29,13 @@ struct exec_record {
     std::optional<milliseconds> timeout;
     exec_phase phase = exec_phase::accepted;
     std::int64_t at = 0; // unix milliseconds: when it was asked for, sent, or found to have ended
+    // The newest boot of its key's sandbox when it was asked for; 0: there had been none.
+    std::uint64_t asked_in = 0;
 
     // Once sent.
     std::string sandbox_id;
     std::uint64_t generation = 0; // of the sandbox's boot
+    bool created = false;         // of another sandbox than the one that it was asked for in
     bool attached = false;        // without the in-sandbox runner: it cannot be found again
     std::uint64_t safe = 0;       // output before this position is with its client
 
@@ -42,5 +45,10 @@ struct exec_record {
     milliseconds elapsed{0};      // from the request to its end
     bool forgotten = false;       // the sandbox need not keep it
 };
+
+// It runs, or ran, in another boot than the one that it was asked for in.
+inline bool is_recreated(const exec_record& record) noexcept {
+    return record.asked_in != 0 && record.generation != 0 && record.generation != record.asked_in;
+}
 
 } // namespace sandboxd::core

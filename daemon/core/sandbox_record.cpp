@@ -135,6 +135,10 @@ const cloud::sandbox_info* made_for(const std::vector<cloud::sandbox_info>& list
     return found == listing.end() ? nullptr : &*found;
 }
 
+bool is_new_since(const sandbox_record& record, std::uint64_t generation) noexcept {
+    return generation != 0 && record.first_boot > generation;
+}
+
 void note_state(sandbox_record& record, life_state state) {
     record.state = state;
     const bool has_run = state == life_state::running || state == life_state::stopping ||

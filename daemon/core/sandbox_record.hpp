@@ -76,6 +76,9 @@ struct sandbox_record {
     // Counts the boots of this key's sandboxes: whoever remembers another number has lost processes
     // and everything outside /workspace.
     std::uint64_t generation = 0;
+    // Which of them is the first boot of the newest sandbox, from when that is to be made: whoever
+    // remembers an earlier one has lost /workspace too. 0: not known.
+    std::uint64_t first_boot = 0;
     std::int64_t created_at = 0;    // unix seconds, as the cloud says; 0: not known
     std::string runs_on;            // the plan, as the cloud names it; empty: not seen yet
     std::int64_t stopped_since = 0; // unix seconds of the cloud's clock; 0: not stopped, or unknown
@@ -96,6 +99,10 @@ struct sandbox_record {
 
 // Several times what a stopped process may be taken for idle by (core/awake_clock).
 inline constexpr std::chrono::seconds least_idle_stop{30};
+
+// Whether the key's sandbox is another one than when its newest boot was `generation`; 0: there was
+// none, and nothing can have been lost.
+bool is_new_since(const sandbox_record& record, std::uint64_t generation) noexcept;
 
 // As seen now.
 void note_state(sandbox_record& record, life_state state);

@@ -103,7 +103,9 @@ registry::start_outcome registry::start(request request, view_request view, bool
         throw rpc_error(error_name::exec_not_found, "nothing is known of a command with the id '" +
                                                         id + "'; it was not run again");
     }
-    if (!unsent) {
+    if (unsent) {
+        request.asked_in = known(id)->record().asked_in;
+    } else {
         make_room();
     }
     auto fresh = std::make_shared<session>(around_, std::move(request));

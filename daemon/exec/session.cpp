@@ -54,12 +54,12 @@ session::session(surroundings& around, request request)
       only_generation_(request.generation), fsm_(around.limits), pause_(around.executor),
       deadline_(around.executor), linger_(around.executor), forget_(around.executor),
       come_back_(around.executor), moved_(around.executor),
-      first_generation_(around.manager.generation(request.key)),
       asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(command_);
     record_.exec_id = std::move(request.exec_id);
     record_.key = std::move(request.key);
     record_.client = around.manager.remembered(want_.client);
+    record_.asked_in = request.asked_in.value_or(around.manager.generation(record_.key));
     record_.timeout = request.timeout;
     record_.digest = core::command_digest(command_, record_.timeout);
     record_.at = unix_now();
@@ -293,10 +293,9 @@ asio::awaitable<void> session::acquire() {
     }
     record_.generation = lease_.record().generation;
     record_.sandbox_id = lease_.record().sandbox_id;
-    recreated_ = recreated_ || (first_generation_ != 0 && record_.generation != first_generation_);
+    record_.created = record_.created || core::is_new_since(lease_.record(), record_.asked_in);
     state_lost_ = state_lost_ || lease_.how().state_lost;
     if (lease_.how().created) {
-        created_ = true;
         around_.shims.note_new(sandbox_id());
     }
     around_.shims.note_use(sandbox_id(), record_.generation);

@@ -46,6 +46,8 @@ struct request {
     sandbox::wanted want;
     // Of the sandbox, the only one that it may run in; nothing: whichever runs, or can be started.
     std::optional<std::uint64_t> generation;
+    // exec_record::asked_in, as an earlier daemon has kept it; nothing: it is asked for now.
+    std::optional<std::uint64_t> asked_in;
 };
 
 // Where a client stands with a command.
@@ -115,11 +117,10 @@ public:
     const core::exec_exit& exit() const noexcept { return fsm_.exit(); } // once done
     std::string message() const; // the exit's, and what else the client should know; empty: nothing
     std::string_view phase() const noexcept;
-    bool recreated() const noexcept {
-        return recreated_;
-    } // what it ran in had booted anew since the request
+    // What it ran in had booted anew since the request.
+    bool recreated() const noexcept { return core::is_recreated(record_); }
     // And is a new sandbox: nothing of the one before is in it.
-    bool created() const noexcept { return recreated_ && created_; }
+    bool created() const noexcept { return record_.created; }
     std::uint64_t generation() const noexcept { return record_.generation; }
     const std::string& sandbox_id() const noexcept {
         return record_.sandbox_id;
@@ -240,9 +241,6 @@ private:
     bool told_owner_ = false; // its end
     bool owner_has_all_ = false;
 
-    std::uint64_t first_generation_ = 0; // when the request came
-    bool recreated_ = false;
-    bool created_ = false;
     bool state_lost_ = false;
     bool cut_short_ = false; // somebody's output, since the command was ended on demand
     bool altered_ = false;   // output without the shim holds characters that stand for lost bytes

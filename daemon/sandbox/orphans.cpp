@@ -141,7 +141,7 @@ asio::awaitable<void> manager::adopt_orphan(std::string id, core::sandbox_key ke
     record.state = core::life_state_of(info.state);
     record.untried = false; // it may hold somebody's files
     record.state_lost = false;
-    ++record.generation; // what ran before is of an unknown boot
+    record.first_boot = ++record.generation; // what ran before is of an unknown boot
     each->used(awake());
     std::erase_if(orphans_, [&](const cloud::sandbox_info& one) { return one.id == id; });
     spdlog::info("{}: sandbox {} is adopted", describe(key), id);

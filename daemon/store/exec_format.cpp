@@ -112,6 +112,10 @@ exec_record record_from(const json::object& object) {
     }
     record.phase = value_of(phases, object.at("phase"));
     record.at = object.at("at").to_number<std::int64_t>();
+    if (const json::value* asked_in = object.if_contains("asked_in")) {
+        record.asked_in = asked_in->to_number<std::uint64_t>();
+    }
+    record.created = object.contains("created");
     record.sandbox_id = text("sandbox");
     record.generation = object.at("generation").to_number<std::uint64_t>();
     record.attached = object.at("attached").as_bool();
@@ -138,6 +142,12 @@ std::string format_exec_record(const exec_record& record) {
                         {"generation", record.generation},
                         {"attached", record.attached},
                         {"safe", record.safe}};
+    if (record.asked_in != 0) {
+        object["asked_in"] = record.asked_in;
+    }
+    if (record.created) {
+        object["created"] = true;
+    }
     if (record.client.pid != 0) {
         object["client"] = {{"pid", record.client.pid},
                             {"start", record.client.start_time},

@@ -120,6 +120,7 @@ json::object to_json(const core::sandbox_record& record) {
             {"state", core::to_string(record.state)},
             {"untried", record.untried},
             {"generation", record.generation},
+            {"first_boot", record.first_boot},
             {"created_at", record.created_at},
             {"runs_on", record.runs_on},
             {"stopped_since", record.stopped_since},
@@ -152,6 +153,9 @@ core::sandbox_record record_from(const json::object& object) {
     // What follows is younger than the format: files of older daemons lack it.
     const json::value* untried = object.if_contains("untried");
     record.untried = untried ? untried->as_bool() : record.state == core::life_state::creating;
+    if (const json::value* first = object.if_contains("first_boot")) {
+        record.first_boot = first->to_number<std::uint64_t>();
+    }
     if (const json::value* plan = object.if_contains("runs_on")) {
         record.runs_on = json::value_to<std::string>(*plan);
     }

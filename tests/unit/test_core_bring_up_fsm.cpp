@@ -58,6 +58,8 @@ TEST_CASE("bring up: a sandbox reported as deleted is gone") {
     CHECK(b.got(sandbox_state::deleted) == "save");
     CHECK(b.record.create_pending);
     CHECK(b.fsm.state_lost());
+    CHECK(b.record.generation == 4);
+    CHECK(b.record.first_boot == 5);
 }
 
 TEST_CASE("bring up: how a look can fail") {
@@ -411,6 +413,7 @@ TEST_CASE("bring up: one reported as failed may come back") {
     REQUIRE(b.got(sandbox_state::running) == "save");
     CHECK(b.saved() == "done");
     CHECK(b.record.generation == 5);
+    CHECK(b.record.first_boot == 0); // it is the sandbox that it was
     CHECK(b.fsm.resumed());
 }
 

@@ -150,3 +150,16 @@ TEST_CASE("record: the time-out a sandbox was made with goes with it") {
         CHECK(timeout_tag(info) == std::chrono::seconds(0));
     }
 }
+
+TEST_CASE("record: who knew an earlier sandbox has lost its files") {
+    sandbox_record record = record_of();
+    record.generation = 7;
+    record.first_boot = 5; // boots 5, 6 and 7 were of the same
+    CHECK(is_new_since(record, 1));
+    CHECK(is_new_since(record, 4));
+    CHECK_FALSE(is_new_since(record, 5));
+    CHECK_FALSE(is_new_since(record, 7));
+    CHECK_FALSE(is_new_since(record, 0)); // there was none
+    record.first_boot = 0;                // of an older daemon, which kept no account of it
+    CHECK_FALSE(is_new_since(record, 4));
+}

@@ -26,6 +26,8 @@ exec_record ended(const std::string& id) {
     record.timeout = milliseconds(1'500);
     record.phase = exec_phase::ended;
     record.at = 1'800'000'000'123;
+    record.asked_in = 5;
+    record.created = true;
     record.sandbox_id = "sb_1";
     record.generation = 7;
     record.attached = true;
@@ -60,6 +62,8 @@ TEST_CASE("exec journal: every field comes back") {
     CHECK(after->timeout == before.timeout);
     CHECK(after->phase == before.phase);
     CHECK(after->at == before.at);
+    CHECK(after->asked_in == 5);
+    CHECK(after->created);
     CHECK(after->sandbox_id == before.sandbox_id);
     CHECK(after->generation == before.generation);
     CHECK(after->attached == before.attached);

@@ -40,6 +40,7 @@ sandbox_record full_record(std::string task = "session:42") {
     record.sandbox_id = "sb_1";
     record.state = core::life_state::stopping;
     record.generation = std::numeric_limits<std::uint64_t>::max();
+    record.first_boot = 7;
     record.created_at = 1'764'400'000;
     record.runs_on = "large";
     record.stopped_since = 1'764'400'001;
@@ -70,12 +71,13 @@ bool same(const sandbox_record& a, const sandbox_record& b) {
            a.base_url == b.base_url && a.fingerprint == b.fingerprint &&
            a.creation_id == b.creation_id && a.attempt == b.attempt &&
            a.create_pending == b.create_pending && a.sandbox_id == b.sandbox_id &&
-           a.state == b.state && a.generation == b.generation && a.created_at == b.created_at &&
-           a.runs_on == b.runs_on && a.stopped_since == b.stopped_since &&
-           a.usage.usd == b.usage.usd && a.usage.counted_to == b.usage.counted_to &&
-           a.usage.saving_s == b.usage.saving_s && a.owner.pid == b.owner.pid &&
-           a.owner.start_time == b.owner.start_time && a.owner.boot == b.owner.boot &&
-           a.owner_gone == b.owner_gone && a.state_lost == b.state_lost && a.untried == b.untried &&
+           a.state == b.state && a.generation == b.generation && a.first_boot == b.first_boot &&
+           a.created_at == b.created_at && a.runs_on == b.runs_on &&
+           a.stopped_since == b.stopped_since && a.usage.usd == b.usage.usd &&
+           a.usage.counted_to == b.usage.counted_to && a.usage.saving_s == b.usage.saving_s &&
+           a.owner.pid == b.owner.pid && a.owner.start_time == b.owner.start_time &&
+           a.owner.boot == b.owner.boot && a.owner_gone == b.owner_gone &&
+           a.state_lost == b.state_lost && a.untried == b.untried &&
            a.doubts.size() == b.doubts.size() && a.holders.size() == b.holders.size() &&
            a.usage.seen_at == b.usage.seen_at && a.timeout == b.timeout &&
            a.idle_stop == b.idle_stop;
@@ -422,6 +424,7 @@ TEST_CASE("state: a file of a daemon that kept no account is read") {
     REQUIRE(parsed.state.records.size() == 1);
     CHECK(parsed.state.records[0].sandbox_id == "sb_1");
     CHECK_FALSE(parsed.state.records[0].state_lost);
+    CHECK_FALSE(core::is_new_since(parsed.state.records[0], 1));
     CHECK(parsed.state.prices.at == 0);
 }
 

@@ -38,6 +38,10 @@ static _Noreturn void pass_refusal(const struct wire* head, const char* payload,
          false);
 }
 
+static void wait_a_while(long ms) {
+    nanosleep(&(struct timespec){0, ms * (long)MS}, NULL);
+}
+
 // Connects, retrying where a runner may be about to listen. ECONNREFUSED: there is none.
 static int connect_patiently(const char* id, int* sock) {
     for (int tries = 0;; ++tries) {
@@ -46,7 +50,7 @@ static int connect_patiently(const char* id, int* sock) {
         struct claim claim;
         const int found = claim_read(id, &claim);
         if (found == ENOENT || (found == 0 && claim.phase > phase_exited)) return error;
-        nanosleep(&(struct timespec){0, 2 * (long)MS}, NULL);
+        wait_a_while(2);
     }
 }
 
@@ -60,7 +64,7 @@ static bool is_busy(const struct wire* head, const char* payload, size_t n) {
 
 static void wait_for_a_place(int sock) {
     close(sock);
-    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+    wait_a_while(20);
 }
 
 // -- kill
@@ -85,7 +89,7 @@ static _Noreturn void kill_orphans(const struct claim* claim, uint64_t confirm_m
     if (claim->main > 1) do {
             error = tree_kill(&tree, 0, claim->main);
             if (tree.n == 0) break;
-            nanosleep(&(struct timespec){0, 5 * (long)MS}, NULL);
+            wait_a_while(5);
         } while (now_ns() < until);
     killed(false, "lost", tree.n, error);
 }
@@ -125,7 +129,11 @@ void verb_kill(const char* id, const char* digest, int signal, uint64_t grace_ms
         // Nobody there: be the one who has the id, so that no start can come in between.
         int listener;
         error = wire_listen(id, &listener);
-        if (error == EADDRINUSE) continue;
+        if (error == EADDRINUSE) {
+            // A runner between its bind and its listen, which may have lost the processor there.
+            wait_a_while(tries < 10 ? 2 : 20);
+            continue;
+        }
         if (error) fail("socket_failed", error, "bind", false);
         struct claim claim = {.phase = phase_cancelled,
                               .end = {.reason = reason_cancelled, .code = -1, .signal = -1}};
@@ -271,7 +279,7 @@ void verb_ack(const char* id, uint64_t pos, bool done) {
     bool gone;
     int error = acknowledge(id, pos, done, &gone);
     for (int tries = 1; error && tries < BUSY_TRIES; ++tries) {
-        nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+        wait_a_while(20);
         error = acknowledge(id, pos, done, &gone);
     }
     if (error) fail("busy", error, "connect", false);
@@ -351,7 +359,7 @@ static void show_sockets(void) {
             for (int tries = 0; tries < BUSY_TRIES; ++tries) {
                 if (wire_connect_name(name, strlen(name), &sock) != 0) break;
                 if (show_live(sock, "") != EBUSY) break;
-                nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+                wait_a_while(20);
             }
         }
         have = strlen(line);

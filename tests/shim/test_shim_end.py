@@ -189,6 +189,40 @@ def test_a_cancel_cannot_be_overtaken_by_a_late_start(box: Box) -> None:
     assert box.call("ack", "x", "0", "--done").last["state"] == "gone"
 
 
+# Has the name of an id's socket but does not listen, as a runner for a moment: until the one who asks for its end has been seen to wait.
+BINDER = """
+import os, pathlib, socket, sys
+def fnv1a(text, value):
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001b3 & (1 << 64) - 1
+    return value
+def waits(process):
+    try:
+        return b"(deepinfrad) S " in (process / "stat").read_bytes()
+    except OSError:  # it has ended
+        return False
+words = [fnv1a(sys.argv[1], seed) for seed in (0xcbf29ce484222325, 0x9e3779b97f4a7c15)]
+bound = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+bound.bind("\\0deepinfra-shim/1/%016x/%016x%016x" % (os.stat("/proc/self/ns/pid").st_ino, *words))
+print("bound", flush=True)
+while not any(waits(process) for process in pathlib.Path("/proc").glob("[0-9]*")):
+    pass
+if sys.argv[2] == "listens":  # and ends before it has claimed anything
+    bound.listen()
+    bound.accept()
+"""
+
+
+@pytest.mark.parametrize("then", ["lets go", "listens"])
+def test_a_cancel_waits_for_a_runner_that_does_not_listen_yet(box: Box, then: str) -> None:
+    stream = box.emulator.open_exec(box.id, "python3", "-c", BINDER, "x", then, timeout_seconds=60)
+    assert read_text(stream, until="bound") == "bound\n"
+    assert box.call("kill", "x").last.fields == {"confirmed": "yes", "was": "unclaimed", "left": "0", "errno": "-"}
+    assert read_text(stream) == ""
+    made = box.run("touch", "/workspace/ran", id="x")
+    assert (made.last.name, made.last["started"]) == ("exit", "no") and box.plain("ls /workspace") == ""
+
+
 def test_cancel_races_with_start(box: Box) -> None:
     """Whoever wins, both say the same."""
     for number in range(20):

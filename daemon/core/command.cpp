@@ -2,6 +2,10 @@
 
 #include "base/error.hpp"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 namespace sandboxd::core {
 namespace {
 
@@ -81,8 +85,10 @@ std::string upload_path(std::string_view kind, const std::string& exec_id) {
     return "/workspace/.deepinfra-sandboxd/" + std::string(kind) + "-" + exec_id;
 }
 
-std::vector<std::string> remove_upload(const std::string& path) {
-    return {"rm", "-f", "--", path};
+std::vector<std::string> remove_uploads(std::vector<std::string> paths) {
+    std::vector<std::string> argv{"rm", "-f", "--"};
+    std::move(paths.begin(), paths.end(), std::back_inserter(argv));
+    return argv;
 }
 
 } // namespace sandboxd::core

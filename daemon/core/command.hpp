@@ -65,7 +65,7 @@ std::size_t kernel_size(const std::vector<std::string>& argv) noexcept;
 // Where input that is too long for an argument is put.
 std::string upload_path(std::string_view kind, const std::string& exec_id);
 // What takes it away again.
-std::vector<std::string> remove_upload(const std::string& path);
+std::vector<std::string> remove_uploads(std::vector<std::string> paths);
 // Its arguments are the script's path, and `-l` for a login shell. The file goes before the script
 // begins.
 inline constexpr std::string_view script_file_runner =

@@ -2,7 +2,6 @@
 
 #include "core/attached_command.hpp"
 #include "core/cloud_error.hpp"
-#include "exec/upload.hpp"
 
 #include <utility>
 
@@ -16,9 +15,10 @@ constexpr std::chrono::seconds kill_limit{10}; // for the command that kills
 } // namespace
 
 attached_line::attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
-                             core::prepared_command command, std::chrono::seconds server_limit)
+                             core::prepared_command command, std::shared_ptr<start_files> files,
+                             std::chrono::seconds server_limit)
     : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)),
-      command_(std::move(command)), server_limit_(server_limit) {}
+      command_(std::move(command)), files_(std::move(files)), server_limit_(server_limit) {}
 
 attached_line::attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id)
     : account_(account), sandbox_id_(std::move(sandbox_id)), exec_id_(std::move(exec_id)),
@@ -29,7 +29,7 @@ asio::awaitable<line_opened> attached_line::open() {
         co_return line_opened(*held);
     }
     for (const core::upload& each : command_.uploads) {
-        const auto put = co_await put_upload(account_, sandbox_id_, each);
+        const auto put = co_await files_->put(sandbox_id_, each);
         if (!put.has_value()) {
             const cloud::failure failure = put.error();
             if (failure.effect_unknown()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "exec/line.hpp"
+#include "exec/upload.hpp"
 #include "sandbox/account.hpp"
 
 #include <chrono>
@@ -11,9 +12,11 @@ namespace sandboxd::exec {
 
 class attached_line final : public line {
 public:
-    // `server_limit`: the platform's own clock for it.
+    // `files` put its uploads; there if it has any. `server_limit`: the platform's own clock for
+    // it.
     attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id,
-                  core::prepared_command command, std::chrono::seconds server_limit);
+                  core::prepared_command command, std::shared_ptr<start_files> files,
+                  std::chrono::seconds server_limit);
     // Of one that an earlier daemon has sent: to end it.
     attached_line(sandbox::account& account, std::string sandbox_id, std::string exec_id);
 
@@ -28,6 +31,7 @@ private:
     std::string sandbox_id_;
     std::string exec_id_;
     core::prepared_command command_;
+    std::shared_ptr<start_files> files_;
     std::chrono::seconds server_limit_{0};
     bool sent_ = false;
     bool given_up_ = false; // before it was

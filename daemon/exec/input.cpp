@@ -24,7 +24,6 @@ namespace {
 
 constexpr std::size_t most_waiting = 8;
 constexpr std::chrono::seconds written_wait{20};     // the shim's, for the command to take a piece
-constexpr std::chrono::seconds removal_limit{30};    // the platform's clock for it
 constexpr std::size_t together = 4U << 20;           // bytes handed over at once
 constexpr std::uint64_t most_collected = 100U << 20; // bytes: what one PUT takes (P)
 
@@ -335,7 +334,8 @@ asio::awaitable<void> command_input::send(std::uint64_t offset, core::input_piec
         }
     }
     if (aside) {
-        co_await take_away(std::move(*aside));
+        std::vector<std::string> left{std::move(*aside)};
+        co_await remove_uploads(with_.executor, with_.account, sandbox_id_, std::move(left));
     }
 }
 
@@ -359,16 +359,6 @@ asio::awaitable<std::optional<std::string>> command_input::put_aside(std::uint64
         path.reset();
     }
     co_return path;
-}
-
-// Said once: a sandbox that does not run keeps it.
-asio::awaitable<void> command_input::take_away(std::string path) {
-    std::vector<std::string> argv = core::remove_upload(path);
-    auto sent = co_await with_.account.cloud().exec(sandbox_id_, std::move(argv), removal_limit);
-    with_.account.observe(sent);
-    if (sent.has_value()) {
-        read_to_the_end(with_.executor, std::move(*sent));
-    }
 }
 
 void command_input::take_report(const core::shim_note& note) {

@@ -117,7 +117,6 @@ private:
     boost::asio::awaitable<shim_reply> tell(std::uint64_t offset, const core::input_piece& piece);
     boost::asio::awaitable<std::optional<std::string>> put_aside(std::uint64_t offset,
                                                                  std::string bytes);
-    boost::asio::awaitable<void> take_away(std::string path);
     void take_report(const core::shim_note& note);
     input_answer answer() const { return {accepted_.value_or(0), state_}; }
     bool over() const noexcept { return state_ != input_state::open; }

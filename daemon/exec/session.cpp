@@ -51,9 +51,10 @@ asio::awaitable<void> ending_well(asio::awaitable<void> coroutine) {
 
 session::session(surroundings& around, request request)
     : around_(around), command_(std::move(request.command)), want_(std::move(request.want)),
-      only_generation_(request.generation), fsm_(around.limits), pause_(around.executor),
-      deadline_(around.executor), linger_(around.executor), forget_(around.executor),
-      come_back_(around.executor), moved_(around.executor),
+      only_generation_(request.generation), fsm_(around.limits),
+      files_(std::make_shared<start_files>(around.executor, around.account)),
+      pause_(around.executor), deadline_(around.executor), linger_(around.executor),
+      forget_(around.executor), come_back_(around.executor), moved_(around.executor),
       asked_at_(std::chrono::steady_clock::now()) {
     core::check_spec(command_);
     record_.exec_id = std::move(request.exec_id);
@@ -340,6 +341,9 @@ void session::finish() {
     linger_.cancel();
     if (input_) {
         input_->end();
+    }
+    if (files_ && fsm_.exit().ran == core::started::no) {
+        files_->take_away();
     }
     command_ = {}; // an ended command is remembered for a while, its input need not be
     const core::exec_exit& exit = fsm_.exit();

@@ -21,6 +21,7 @@
 #include "exec/input.hpp"
 #include "exec/line.hpp"
 #include "exec/shim_keeper.hpp"
+#include "exec/upload.hpp"
 #include "sandbox/manager.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -216,6 +217,7 @@ private:
     bool resumed_ = false;                     // an earlier daemon sent it
     bool doubtful_ = false;                    // ... or may not have
     std::shared_ptr<command_input> input_;     // null: none comes in pieces, as far as is known
+    std::shared_ptr<start_files> files_;       // of a new one
     std::vector<std::shared_ptr<feed>> feeds_; // the first one first
     sandbox::lease lease_;
     std::shared_ptr<line>

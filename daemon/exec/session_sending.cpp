@@ -140,7 +140,7 @@ std::shared_ptr<line> session::make_line() {
         if (around_.marks != nullptr) around_.marks->on_unseen(sandbox_id());
         return std::make_shared<attached_line>(around_.account, sandbox_id(), id(),
                                                with_input(core::build_attached(command_, id())),
-                                               server_timeout());
+                                               files_, server_timeout());
     }
     spool_ = around_.shims.share_of_spool(sandbox_id());
     shim_line::plan plan;
@@ -161,6 +161,7 @@ std::shared_ptr<line> session::make_line() {
         const auto self = weak.lock();
         return self && self->around_.manager.generation(self->key()) == self->record_.generation;
     };
+    plan.files = files_;
     plan.installed = around_.shims.may_be_there(sandbox_id());
     argument_bytes_ = core::kernel_size(plan.run.argv);
     return std::make_shared<shim_line>(around_.executor, around_.account, around_.shims,

@@ -3,7 +3,6 @@
 #include "core/cloud_error.hpp"
 #include "core/spool_release.hpp"
 #include "exec/shim_call.hpp"
-#include "exec/upload.hpp"
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -147,7 +146,7 @@ asio::awaitable<link::step> shim_line::post(bool run) {
         // A runner that has taken them takes them away too: again they would stay.
         if (uploaded_for_ != link_.starts_over()) {
             for (const core::upload& each : plan_.run.uploads) {
-                const auto put = co_await put_upload(account_, plan_.sandbox_id, each);
+                const auto put = co_await plan_.files->put(plan_.sandbox_id, each);
                 if (!put.has_value()) {
                     co_return link_.on_install_failed(now(), put.error());
                 }

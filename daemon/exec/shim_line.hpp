@@ -11,6 +11,7 @@
 #include "core/shim_link.hpp"
 #include "exec/line.hpp"
 #include "exec/shim_keeper.hpp"
+#include "exec/upload.hpp"
 #include "sandbox/account.hpp"
 
 #include <boost/asio/any_io_executor.hpp>
@@ -32,12 +33,13 @@ public:
         std::string sandbox_id;
         std::string exec_id;
         std::string digest;
-        core::prepared_command run;        // `shim run ...`
-        std::string cwd;                   // that was asked for
-        std::chrono::seconds longest{0};   // of one connection
-        bool installed = false;            // the shim is thought to be there
-        std::optional<std::uint64_t> from; // it was sent before: go on from there
-        std::uint64_t safe = 0;            // the position before which all clients have it
+        core::prepared_command run;         // `shim run ...`
+        std::shared_ptr<start_files> files; // that put its uploads; there if it has any
+        std::string cwd;                    // that was asked for
+        std::chrono::seconds longest{0};    // of one connection
+        bool installed = false;             // the shim is thought to be there
+        std::optional<std::uint64_t> from;  // it was sent before: go on from there
+        std::uint64_t safe = 0;             // the position before which all clients have it
         bool attended = true;
         std::vector<std::string> marks;    // that `run` asks for
         core::mark_board* board = nullptr; // is told what was in them

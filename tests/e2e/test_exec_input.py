@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from support.daemon import Daemon
 from support.emulator import Emulator, wait_until
 from support.rpc import DEFAULT_KEY, Exit, Peer, RpcFailure, b64
-from support.scenes import AHEAD, EXEC, FIND_SHIMS, PIECE, only_id, piece, pour, processes, without_shim, workspace
+from support.scenes import AHEAD, EXEC, FIND_SHIMS, PIECE, START, only_id, piece, pour, processes, without_shim, workspace
+
+PUT = "PUT /v1/sandboxes/{id}/fs/content"
+
 
 def opened(peer: Peer, *argv: str, **how: Any) -> str:
     return peer.start(*argv, stdin_open=True, **how)
@@ -263,6 +267,76 @@ def test_a_half_script_is_cancelled_without_a_trace(peer: Peer, emulator: Emulat
     assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
     assert peer.finish(exec_id).started == "no"
     assert emulator.sandboxes() == []
+
+
+def left_behind(emulator: Emulator, exec_id: str) -> list[int]:
+    """Sizes of the files that its start was to find."""
+    home = workspace(emulator) / ".deepinfra-sandboxd"
+    return [each.stat().st_size for each in home.iterdir() if each.name in (f"stdin-{exec_id}", f"script-{exec_id}")]
+
+
+LARGE = {"stdin": {"argv": ["cat"], "stdin": "x" * 200_000}, "script": {"script": "# " + "x" * 200_000}}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_what_was_put_for_a_command_that_is_cancelled_before_it_is_sent_goes(peer: Peer, emulator: Emulator, kind: str, what: str) -> None:
+    peer.sh("true")
+    emulator.fault({"latency_after_ms": 5000}, method="PUT")
+    exec_id = peer.start(**LARGE[what])
+    wait_until(lambda: max(left_behind(emulator, exec_id), default=0) >= 200_000, "it is there")
+    begun = time.monotonic()
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
+    assert peer.finish(exec_id).started == "no"
+    assert time.monotonic() - begun < 2  # it waits neither for the PUT nor for the removal
+    wait_until(lambda: left_behind(emulator, exec_id) == [], "it is gone")
+
+
+def test_what_the_platform_writes_after_the_cancel_goes_too(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    emulator.fault({"latency_ms": 500}, method="PUT")
+    before = emulator.count(PUT)
+    exec_id = peer.start(**LARGE["stdin"])
+    wait_until(lambda: emulator.count(PUT) > before, "it is under way")
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
+    assert peer.finish(exec_id).started == "no" and left_behind(emulator, exec_id) == []
+    wait_until(lambda: left_behind(emulator, exec_id) == [200_000], "it is written all the same")
+    wait_until(lambda: left_behind(emulator, exec_id) == [], "it is gone")
+
+
+def test_what_was_put_for_a_command_that_never_arrived_goes(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    exec_id = "never"
+    emulator.fault_exec({"stall_before": True}, body=exec_id)
+    before = emulator.count(EXEC)
+    peer.start(exec_id=exec_id, **LARGE["stdin"])
+    wait_until(lambda: emulator.count(EXEC) > before, "it is on its way")
+    assert left_behind(emulator, exec_id) == [200_000]
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
+    assert peer.finish(exec_id).started == "no"
+    wait_until(lambda: left_behind(emulator, exec_id) == [], "it is gone")
+
+
+def test_what_was_put_for_a_command_that_is_refused_goes(peer: Peer, emulator: Emulator, kind: str) -> None:
+    peer.sh("true")
+    exec_id = "refused"
+    emulator.fault_exec({"status": 401, "body": "{}"}, body=exec_id)
+    peer.start(exec_id=exec_id, **LARGE["script"])
+    ended = peer.finish(exec_id)
+    assert (ended.reason, ended.started) == ("failed", "no")
+    wait_until(lambda: left_behind(emulator, exec_id) == [], "it is gone")
+
+
+def test_a_sandbox_that_was_stopped_is_not_started_to_take_it_away(peer: Peer, emulator: Emulator) -> None:
+    peer.sh("true")
+    emulator.fault({"latency_after_ms": 5000}, method="PUT")
+    exec_id = peer.start(**LARGE["stdin"])
+    wait_until(lambda: max(left_behind(emulator, exec_id), default=0) >= 200_000, "it is there")
+    emulator.stop_sandbox(only_id(emulator))
+    before = emulator.count(EXEC)
+    assert peer.call("exec.cancel", {"exec_id": exec_id})["confirmed"] is True
+    wait_until(lambda: emulator.count(EXEC) > before, "the removal was asked for")
+    assert peer.finish(exec_id).started == "no"
+    assert (emulator.state(only_id(emulator)), emulator.count(START)) == ("stopped", 0)
 
 
 def test_a_script_whose_upload_is_cut_is_put_again(peer: Peer, emulator: Emulator) -> None:

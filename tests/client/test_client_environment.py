@@ -1098,6 +1098,17 @@ def test_a_key_that_was_replaced_meanwhile_counts_for_older_sessions(
     assert shell.methods().count("account.set") == 1
 
 
+def made_with_a_key_of_before(
+    shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
+) -> DeepInfraEnvironment:
+    """The daemon has that key, "old"; the profile's is "new" by now."""
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
+    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
+    environment = make(provider)
+    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    return environment
+
+
 def refuse_the_key(shell: ShellDaemon, *, ensure: bool) -> None:
     """As the daemon does once the cloud refuses its key: it says so where it has to ask the cloud."""
     ensured, refused = shell.on["sandbox.ensure"], shell._refused
@@ -1121,10 +1132,7 @@ def refuse_the_key(shell: ShellDaemon, *, ensure: bool) -> None:
 def test_a_refused_key_gives_way_to_a_new_one_in_the_midst_of_a_session(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch, met_by: str, tool: str
 ) -> None:
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
-    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
-    environment = make(provider)
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    environment = made_with_a_key_of_before(shell, provider, monkeypatch)
     assert environment.execute("echo good")["output"] == "good\n"  # what works goes on, whatever the profile's is now
     if met_by == "session":
         restart(shell)
@@ -1140,10 +1148,7 @@ def test_a_refused_key_gives_way_to_a_new_one_in_the_midst_of_a_session(
 def test_a_setting_that_a_refused_call_took_along_is_not_lost(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
-    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
-    environment = make(provider)
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    environment = made_with_a_key_of_before(shell, provider, monkeypatch)
     monkeypatch.setenv("DEEPINFRA_SANDBOXD_IDLE_STOP", "600")
     environment._settings_due = 0.0
     refuse_the_key(shell, ensure=True)
@@ -1170,10 +1175,7 @@ def test_the_end_of_a_session_counts_for_each_environment_of_its_key(
 def test_threads_that_meet_a_refused_key_together_all_go_on_with_the_new_one(
     shell: ShellDaemon, provider: DeepInfraProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "old")
-    shell.account = {"configured": True, "fingerprint": fingerprint("old")}
-    environment = make(provider)
-    monkeypatch.setenv("DEEPINFRA_API_KEY", "new")
+    environment = made_with_a_key_of_before(shell, provider, monkeypatch)
     refuse_the_key(shell, ensure=False)
     started, tell = shell.methods().count("exec.start"), shell.after_start
 
